@@ -1,0 +1,3 @@
+"""In-process half of `supervise`."""
+
+__version__ = "0.1.0"

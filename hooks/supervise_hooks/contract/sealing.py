@@ -1,0 +1,78 @@
+"""Sealing: all receipts are in -> one manifest. Idempotent; anyone may do it, and doing it twice is harmless.
+
+Sealed by the last rank to write its receipt, by the daemon, or by the next start: whoever sees all receipts first.
+"""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from supervise_hooks.contract import durable, layout
+from supervise_hooks.contract.errors import CheckpointError, ContractError
+from supervise_hooks.contract.manifest import Manifest, Receipt, encode, read_manifest, read_receipt
+
+
+def seal(folder: Path, *, now: float | None = None) -> tuple[Manifest | None, str]:
+    """Write the manifest if every rank's receipt of one attempt is there and every file has its size.
+
+    Returns (manifest, reason); manifest None: not sealed, and the reason says what is missing. An existing manifest is
+    returned untouched. Raises CheckpointError when the disk refuses.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return read_manifest(folder), "already sealed"
+    try:
+        receipts, reason = _collect(folder)
+        if receipts is None:
+            return None, reason
+        manifest = join(receipts, time.time() if now is None else now)
+        for entry in manifest.files:
+            size = os.stat(folder / entry.path, follow_symlinks=False).st_size
+            if size != entry.size:
+                return None, f"{entry.path} has {size} bytes, its receipt says {entry.size}"
+        durable.write(folder / layout.MANIFEST, encode(manifest))
+    except FileNotFoundError as error:
+        return None, f"{error.filename} is missing"
+    except ContractError as error:
+        return None, str(error)
+    except OSError as error:
+        raise CheckpointError(f"cannot seal {folder}: {error.strerror}") from error
+    durable.sync_folder(folder.parent)  # the checkpoint's own name
+    return manifest, f"sealed with {len(receipts)} receipts"
+
+
+def _collect(folder: Path) -> tuple[list[Receipt] | None, str]:
+    """Receipts of the newest attempt that has any, if complete."""
+    receipts: list[Receipt] = []
+    for name in sorted(os.listdir(folder)):
+        parsed = layout.parse_rank_file(name)
+        if parsed and parsed[2] == "receipt.json":
+            receipts.append(read_receipt(folder, parsed[0], parsed[1]))
+    if not receipts:
+        return None, "no rank has written a receipt"
+    # Debris of a killed save may lie beside: only receipts of one attempt and one world belong together.
+    newest = max(receipts, key=lambda receipt: receipt.attempt)
+    same = [r for r in receipts if (r.run_id, r.attempt, r.world_size) == (newest.run_id, newest.attempt, newest.world_size)]
+    missing = sorted(set(range(newest.world_size)) - {r.rank for r in same})
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        return None, f"{len(missing)} of {newest.world_size} receipts of attempt {newest.attempt} are missing: rank {shown}"
+    return same, "complete"
+
+
+def join(receipts: list[Receipt], sealed_at: float) -> Manifest:
+    """One manifest from all receipts. Raises ContractError when they do not belong to one save."""
+    first = min(receipts, key=lambda receipt: receipt.rank)
+    if {(r.run_id, r.attempt, r.step, r.world_size) for r in receipts} != {(first.run_id, first.attempt, first.step, first.world_size)}:
+        raise ContractError("cannot join receipts: they are of different runs, attempts, steps or world sizes")
+    return Manifest(
+        run_id=first.run_id,
+        attempt=first.attempt,
+        step=first.step,
+        world_size=first.world_size,
+        reason=first.reason,
+        files=tuple(entry for r in sorted(receipts, key=lambda r: r.rank) for entry in r.files),
+        sealed_at=sealed_at,
+        metric=first.metric,
+        epoch=first.epoch,
+    )
