@@ -1,0 +1,210 @@
+"""Rules of STOPPING, KILLING, SETTLING, REQUEUEING: empty the tree, judge the attempt, decide what is next. Pure."""
+
+from supervise_daemon.core import exits
+from supervise_daemon.core.commands import AskLeave, Finish, KillTree, Requeue, Settle, Tell, TermTree
+from supervise_daemon.core.events import NoticeArrived, RequeueEnded, Settled, TimerFired, TreeEmptied
+from supervise_daemon.core.job import Job, Outcome, Phase
+from supervise_daemon.core.merging import merge_notice
+from supervise_daemon.core.restart import Crash, FailureReport, GiveUp, decide_restart
+from supervise_daemon.core.transition import Now, Transition, enter, evolve, ignore, rearm, stay
+from supervise_hooks.contract import exit_codes
+
+
+def wait(job: Job, now: Now, delay_s: float, reason: str) -> Transition:
+    """WAITING for the relaunch timer; an obeyed preemption is forgotten, it belonged to the last attempt."""
+    return enter(evolve(job, notice=None, flush=None), Phase.WAITING, reason, timer=("relaunch", now.monotonic + delay_s))
+
+
+# --- ways into STOPPING
+
+
+def collapse(job: Job, now: Now, reason: str) -> Transition:
+    """A rank or the leader is gone: give the launcher a moment to notice and to report, then kill the rest."""
+    told = ask_leave(job, reason) if job.termed and job.lost else (job, (), reason)
+    return enter(told[0], Phase.STOPPING, reason, timer=("stop", now.monotonic + job.limits.collapse_s), commands=told[1])
+
+
+def ask_leave(job: Job, reason: str) -> Transition:
+    """Ask the remaining ranks to exit; once."""
+    return stay(evolve(job, leave_asked=True), reason, AskLeave(reason=reason))
+
+
+def leave(job: Job, now: Now, text: str) -> Transition:
+    """The flush is over, well or not: ranks exit by themselves."""
+    by = now.monotonic + job.limits.leave_s
+    if job.notice is not None:
+        by = min(by, max(job.notice.deadline, now.monotonic))
+    job = evolve(job, leave_asked=True)
+    return enter(job, Phase.STOPPING, text, timer=("stop", by), commands=[Tell(text=text), AskLeave(reason=text)])
+
+
+def let_finish(job: Job, now: Now, text: str) -> Transition:
+    """Every rank completed: the job ends by itself, within the notice's time."""
+    by = job.notice.deadline if job.notice is not None else now.monotonic + job.limits.leave_s
+    return enter(job, Phase.STOPPING, text, timer=("stop", by), commands=[Tell(text=text)])
+
+
+def stop_unhooked(job: Job, now: Now, reason: str) -> Transition:
+    """No flush is possible. A job that trains unhooked gets a SIGTERM and its time; one still starting has nothing to lose."""
+    assert job.notice is not None
+    if job.phase is Phase.RUNNING:
+        by = max(job.notice.deadline - min(1.0, (job.notice.deadline - now.monotonic) / 10), now.monotonic)
+        text = f"{reason}: passing SIGTERM on"
+    else:
+        by = min(now.monotonic + job.limits.leave_s, job.notice.deadline)
+        text = f"{reason}, nothing new to save"
+    return enter(job, Phase.STOPPING, text, timer=("stop", by), commands=[Tell(text=text), TermTree()])
+
+
+def end_stopped(job: Job, reason: str) -> Transition:
+    """ENDED because a user wanted it."""
+    code = job.notice.exit_code if job.notice is not None else exit_codes.FINISHED
+    return _end(job, "STOPPED", code, reason)
+
+
+# --- STOPPING and KILLING
+
+
+def notice_while_stopping(job: Job, event: NoticeArrived, now: Now) -> Transition:
+    """Too late to flush; it still decides what the end means, and may shorten it."""
+    if event.action == "flush":
+        return stay(job, "stopping", Tell(text="cannot flush now: the attempt is ending"))
+    job = merge_notice(job, event, now)
+    reason = f"{event.source} while the attempt was ending"
+    if job.phase is not Phase.STOPPING or job.notice is None:
+        return stay(job, reason)
+    # The armed timer is never later than this: leave_s or the nearer deadline.
+    job, commands = rearm(job, ("stop", min(job.notice.deadline, now.monotonic + job.limits.leave_s)))
+    return stay(job, reason, *commands)
+
+
+def stop_timer(job: Job, event: TimerFired, now: Now) -> Transition:
+    """Patience is over."""
+    return enter(
+        job,
+        Phase.KILLING,
+        "the tree did not end by itself",
+        timer=("kill", now.monotonic + job.limits.kill_s),
+        commands=[KillTree()],
+    )
+
+
+def kill_timer(job: Job, event: TimerFired, now: Now) -> Transition:
+    """A process that even SIGKILL does not end (D state) is reported, not waited for."""
+    reason = (
+        f"processes of the attempt survive SIGKILL after {job.limits.kill_s:.0f} s (stuck in the kernel?): see `supervise ps`"
+    )
+    return _end(job, "FAILED", exit_codes.INTERNAL, reason)
+
+
+def tree_emptied(job: Job, event: TreeEmptied, now: Now) -> Transition:
+    """Read what the attempt left, then judge it."""
+    job = evolve(job, ticket=job.ticket + 1)
+    settle = Settle(ticket=job.ticket, leader_code=job.leader_code if job.leader_code is not None else -9)
+    return enter(
+        job, Phase.SETTLING, "the tree is empty", timer=("settle", now.monotonic + job.limits.settle_s), commands=[settle]
+    )
+
+
+# --- SETTLING and REQUEUEING
+
+
+def notice_while_settling(job: Job, event: NoticeArrived, now: Now) -> Transition:
+    """No tree lives any more; the notice decides what is next."""
+    if event.action == "flush":
+        return stay(job, "settling", Tell(text="cannot flush now: the attempt has ended"))
+    return stay(merge_notice(job, event, now), f"{event.source} after the tree was empty")
+
+
+def settle_timer(job: Job, event: TimerFired, now: Now) -> Transition:
+    """Reading takes too long: judge by what is known."""
+    return _judge(job, (), job.newest_step, 0.5, now, "settling timed out")
+
+
+def settled(job: Job, event: Settled, now: Now) -> Transition:
+    """Judge the attempt."""
+    if event.ticket != job.ticket:
+        return ignore(job, "answer to an older request")
+    return _judge(job, event.reports, event.newest_step, event.jitter, now, "settled")
+
+
+def _judge(job: Job, reports: tuple[FailureReport, ...], newest: int | None, jitter: float, now: Now, how: str) -> Transition:
+    leader_code = job.leader_code if job.leader_code is not None else -9
+    report = exits.merge_reports(job.failure, reports)
+    job = evolve(job, newest_step=newest if newest is not None else job.newest_step)
+    end, why = exits.classify_exit(
+        exits.AttemptEnd(
+            leader_code=leader_code,
+            pending=job.notice.action if job.notice is not None else None,
+            hooked=job.hooked,
+            all_completed=job.all_completed,
+            report=report,
+        )
+    )
+    if end == "finished":
+        return _end(job, "SUCCEEDED", exit_codes.FINISHED, why)
+    if end == "stopped":
+        return end_stopped(job, why)
+    if end == "preempted":
+        return _requeue(job, now, f"{why} ({how})")
+    return _restart(job, leader_code, report, jitter, now)
+
+
+def _requeue(job: Job, now: Now, why: str) -> Transition:
+    job = evolve(job, ticket=job.ticket + 1, preemptions=job.preemptions + 1)
+    left_s = max(job.notice.deadline - now.monotonic, 0.0) if job.notice is not None else None
+    requeue = Requeue(ticket=job.ticket, reason=why, left_s=left_s)
+    return enter(job, Phase.REQUEUEING, why, timer=("requeue", now.monotonic + job.limits.requeue_s), commands=[requeue])
+
+
+def _restart(job: Job, leader_code: int, report: FailureReport | None, jitter: float, now: Now) -> Transition:
+    what = exits.describe_failure(leader_code, report)
+    crash = Crash(
+        at=now.wall,
+        signature=report.signature if report is not None else f"{leader_code}:",
+        step=report.step if report is not None and report.step is not None else job.step,
+        resumed_from=job.resume,
+        started_training=(job.step or 0) > (job.resume_step or 0),
+        newest_step=job.newest_step,
+    )
+    job = evolve(job, crashes=(*job.crashes, crash), failure=report)
+    decision = decide_restart(job.crashes, job.limits.restart, jitter)
+    if isinstance(decision, GiveUp):
+        text = f"{what}; giving up: {decision.reason}"
+        return _end(job, "FAILED", exits.final_code(leader_code, report), text, Tell(text=text))
+    text = f"{what}; launching again in {decision.delay_s:.1f} s: {decision.reason}"
+    waiting = wait(evolve(job, set_aside=decision.set_aside), now, decision.delay_s, text)
+    return waiting[0], (*waiting[1], Tell(text=text)), text
+
+
+def requeue_ended(job: Job, event: RequeueEnded, now: Now) -> Transition:
+    """Handed back, to be launched here again, or refused."""
+    if event.ticket != job.ticket:
+        return ignore(job, "answer to an older request")
+    if event.relaunch_in_s is not None and job.notice is not None and job.notice.action == "stop":
+        return end_stopped(job, "stopped between two attempts")
+    if event.relaunch_in_s is not None:
+        return wait(job, now, event.relaunch_in_s, event.detail)
+    if event.accepted:
+        return _end(job, "REQUEUED", exit_codes.PREEMPTED, event.detail)
+    return _end(
+        job,
+        "REQUEUED",
+        exit_codes.PREEMPTED,
+        f"cannot requeue: {event.detail}; exit code 75 asks whoever started us to run it again",
+    )
+
+
+def requeue_timer(job: Job, event: TimerFired, now: Now) -> Transition:
+    """The backend does not answer; our exit code still says what is wanted."""
+    return _end(job, "REQUEUED", exit_codes.PREEMPTED, f"the requeue was not confirmed within {job.limits.requeue_s:.0f} s")
+
+
+def notice_while_requeueing(job: Job, event: NoticeArrived, now: Now) -> Transition:
+    """The job is being handed back already; a user's stop still prevents that we launch it again ourselves."""
+    return stay(merge_notice(job, event, now), f"{event.source} while the job was being handed back")
+
+
+def _end(job: Job, outcome: Outcome, exit_code: int, reason: str, *tell: Tell) -> Transition:
+    job = evolve(job, outcome=outcome, exit_code=exit_code)
+    return enter(job, Phase.ENDED, reason, timer=None, commands=[*tell, Finish(exit_code=exit_code, reason=reason)])
