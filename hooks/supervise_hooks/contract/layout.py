@@ -1,13 +1,13 @@
 """Names inside a checkpoint folder. Pure: parses and builds names, touches no disk.
 
-    <checkpoints>/step-000001234/             one checkpoint
-        rank-00000-of-00002.safetensors       tensors this rank wrote
-        rank-00000-of-00002.json              everything else of this rank
-        rank-00000-of-00002.writing           a rank is writing; removed with its receipt
-        rank-00000-of-00002.receipt.json      what the rank wrote: sizes, digests
-        manifest.json                         written last; its presence is the commit
-    <checkpoints>/last, best                  links, hints only
-    <checkpoints>/set-aside/                  checkpoints found torn: moved, never deleted
+<checkpoints>/step-000001234/             one checkpoint
+    rank-00000-of-00002.safetensors       tensors this rank wrote
+    rank-00000-of-00002.json              everything else of this rank
+    rank-00000-of-00002.writing           a rank is writing; removed with its receipt
+    rank-00000-of-00002.receipt.json      what the rank wrote: sizes, digests
+    manifest.json                         written last; its presence is the commit
+<checkpoints>/last, best                  links, hints only
+<checkpoints>/set-aside/                  checkpoints found torn: moved, never deleted
 """
 
 import re

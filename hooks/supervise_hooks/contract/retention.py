@@ -28,7 +28,9 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     metric: Metric | None = None
 
 
-def choose_prunable(checkpoints: list[Kept], policy: Retention, run_id: str, in_use: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
+def choose_prunable(
+    checkpoints: list[Kept], policy: Retention, run_id: str, in_use: frozenset[str] = frozenset()
+) -> list[tuple[str, str]]:
     """(path, reason) of each checkpoint that may go, oldest first.
 
     Never: another run's, one not proved whole, one in `in_use` (an attempt runs from it), the best by metric, the newest.

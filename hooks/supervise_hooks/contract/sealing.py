@@ -63,7 +63,9 @@ def _collect(folder: Path) -> tuple[list[Receipt] | None, str]:
 def join(receipts: list[Receipt], sealed_at: float) -> Manifest:
     """One manifest from all receipts. Raises ContractError when they do not belong to one save."""
     first = min(receipts, key=lambda receipt: receipt.rank)
-    if {(r.run_id, r.attempt, r.step, r.world_size) for r in receipts} != {(first.run_id, first.attempt, first.step, first.world_size)}:
+    if {(r.run_id, r.attempt, r.step, r.world_size) for r in receipts} != {
+        (first.run_id, first.attempt, first.step, first.world_size)
+    }:
         raise ContractError("cannot join receipts: they are of different runs, attempts, steps or world sizes")
     return Manifest(
         run_id=first.run_id,

@@ -61,11 +61,12 @@ def _rows() -> dict[tuple[Phase, type[events.Event]], Handler]:
         events.RankHadNothing: training.had_nothing,
         events.RankSaveFailed: training.save_failed,
     }
-    for event, handler in news.items():
-        on(event, handler, *_TREE)
+    for kind, handler in news.items():
+        on(kind, handler, *_TREE)
     # Sockets are read apart from child deaths: the last words of a rank may come after the tree is empty.
-    for event in (*news, events.RankAttached):
-        on(event, _late, Phase.WAITING, Phase.SETTLING, Phase.REQUEUEING, Phase.ENDED)
+    late_news: tuple[type[events.Event], ...] = (*news, events.RankAttached)
+    for kind in late_news:
+        on(kind, _late, Phase.WAITING, Phase.SETTLING, Phase.REQUEUEING, Phase.ENDED)
     on(events.CheckpointChecked, training.checked, *Phase)
     on(events.LeaderExited, training.leader_exited, *_TREE)
     on(events.TreeEmptied, ending.tree_emptied, *_TREE)

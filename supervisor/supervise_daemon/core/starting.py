@@ -79,10 +79,9 @@ def notice_while_waiting(job: Job, event: NoticeArrived, now: Now) -> Transition
     if event.action == "flush":
         return stay(job, "nothing is running", Tell(text="cannot flush now: no attempt is running"))
     job = merge_notice(job, event, now)
-    assert job.notice is not None
     # A choice that is still being made must not launch anything any more.
     job = evolve(job, ticket=job.ticket + 1)
-    if job.notice.action == "stop":
+    if job.notice is not None and job.notice.action == "stop":
         return ending.end_stopped(job, f"{event.source} while no attempt was running")
     requeue = Requeue(ticket=job.ticket, reason=f"{event.source} while no attempt was running", left_s=event.grace_s)
     timer = ("requeue", now.monotonic + job.limits.requeue_s)
