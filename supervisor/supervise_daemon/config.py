@@ -25,6 +25,7 @@ from supervise_hooks.contract.retention import Retention
 
 FILES = (Path("supervise.yaml"), Path("~/.config/supervise/supervise.yaml"), Path("/etc/supervise/supervise.yaml"))
 Duration = float | str
+DEFAULT_SIGNALS = {"TERM": "preempt", "USR1": "preempt", "USR2": "flush", "INT": "stop", "HUP": "stop"}
 
 
 class ConfigError(SuperviseError):
@@ -40,7 +41,7 @@ class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Folder of checkpoints; default: what the script tells, or `checkpoints`."""
     grace: Duration = 30.0
     """From a notice until the machine is gone, when the notice does not say."""
-    signals: dict[str, str] = {"TERM": "preempt", "USR1": "preempt", "USR2": "flush", "INT": "stop", "HUP": "stop"}
+    signals: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_SIGNALS))
     """What signals to the supervisor mean: preempt, stop, flush or ignore; `preempt:120s` gives it a grace of its own."""
     notice_file: str | None = None
     """A file whose creation is a notice."""
@@ -81,7 +82,7 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_f
                 near = difflib.get_close_matches(key, Settings.__struct_fields__, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(Settings.__struct_fields__)}"
                 raise ConfigError(f"cannot use {key!r} from {origin}: no such setting{hint}")
-            merged[key] = {**merged.get(key, Settings().signals), **value} if key == "signals" and isinstance(value, dict) else value
+            merged[key] = {**merged.get(key, DEFAULT_SIGNALS), **value} if key == "signals" and isinstance(value, dict) else value
             origins[key] = origin
     try:
         return msgspec.convert(merged, Settings, strict=False), origins

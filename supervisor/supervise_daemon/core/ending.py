@@ -1,7 +1,7 @@
 """Rules of STOPPING, KILLING, SETTLING, REQUEUEING: empty the tree, judge the attempt, decide what is next. Pure."""
 
 from supervise_daemon.core import exits
-from supervise_daemon.core.commands import AskLeave, Finish, KillTree, Requeue, Settle, Tell, TermTree
+from supervise_daemon.core.commands import AskLeave, Command, Finish, KillTree, Requeue, Settle, Tell, TermTree
 from supervise_daemon.core.events import NoticeArrived, RequeueEnded, Settled, TimerFired, TreeEmptied
 from supervise_daemon.core.job import Job, Outcome, Phase
 from supervise_daemon.core.merging import merge_notice
@@ -21,7 +21,18 @@ def wait(job: Job, now: Now, delay_s: float, reason: str) -> Transition:
 def collapse(job: Job, now: Now, reason: str) -> Transition:
     """A rank or the leader is gone: give the launcher a moment to notice and to report, then kill the rest."""
     told = ask_leave(job, reason) if job.termed and job.lost else (job, (), reason)
-    return enter(told[0], Phase.STOPPING, reason, timer=("stop", now.monotonic + job.limits.collapse_s), commands=told[1])
+    by = _within_notice(job, now.monotonic + job.limits.collapse_s, now)
+    return enter(told[0], Phase.STOPPING, reason, timer=("stop", by), commands=told[1])
+
+
+def _within_notice(job: Job, at: float, now: Now) -> float:
+    return at if job.notice is None else max(min(at, job.notice.deadline), now.monotonic)
+
+
+def refuse_flush(job: Job, why: str) -> Transition:
+    """A `flush` that cannot be done now; whoever asked hears it."""
+    text = f"cannot flush now: {why}"
+    return stay(evolve(job, flush_ok=False), text, Tell(text=text))
 
 
 def ask_leave(job: Job, reason: str) -> Transition:
@@ -31,9 +42,9 @@ def ask_leave(job: Job, reason: str) -> Transition:
 
 def leave(job: Job, now: Now, text: str) -> Transition:
     """The flush is over, well or not: ranks exit by themselves."""
-    by = now.monotonic + job.limits.leave_s
-    if job.notice is not None:
-        by = min(by, max(job.notice.deadline, now.monotonic))
+    by = _within_notice(job, now.monotonic + job.limits.leave_s, now)
+    if job.flush is not None:
+        by = min(by, max(job.flush.stop_by, now.monotonic))
     job = evolve(job, leave_asked=True)
     return enter(job, Phase.STOPPING, text, timer=("stop", by), commands=[Tell(text=text), AskLeave(reason=text)])
 
@@ -53,7 +64,10 @@ def stop_unhooked(job: Job, now: Now, reason: str) -> Transition:
     else:
         by = min(now.monotonic + job.limits.leave_s, job.notice.deadline)
         text = f"{reason}, nothing new to save"
-    return enter(job, Phase.STOPPING, text, timer=("stop", by), commands=[Tell(text=text), TermTree()])
+    # Attached ranks take a SIGTERM for news: those of a job that is still starting are told to go as well.
+    leave: list[Command] = [AskLeave(reason=text)] if job.phase is Phase.STARTING and job.attached else []
+    job = evolve(job, leave_asked=job.leave_asked or bool(leave))
+    return enter(job, Phase.STOPPING, text, timer=("stop", by), commands=[Tell(text=text), TermTree(), *leave])
 
 
 def end_stopped(job: Job, reason: str) -> Transition:
@@ -68,14 +82,13 @@ def end_stopped(job: Job, reason: str) -> Transition:
 def notice_while_stopping(job: Job, event: NoticeArrived, now: Now) -> Transition:
     """Too late to flush; it still decides what the end means, and may shorten it."""
     if event.action == "flush":
-        return stay(job, "stopping", Tell(text="cannot flush now: the attempt is ending"))
+        return refuse_flush(job, "the attempt is ending")
     job = merge_notice(job, event, now)
     reason = f"{event.source} while the attempt was ending"
-    if job.phase is not Phase.STOPPING or job.notice is None:
+    if job.phase is not Phase.STOPPING or job.notice is None or job.due is None or job.notice.deadline >= job.due:
         return stay(job, reason)
-    # The armed timer is never later than this: leave_s or the nearer deadline.
-    job, commands = rearm(job, ("stop", min(job.notice.deadline, now.monotonic + job.limits.leave_s)))
-    return stay(job, reason, *commands)
+    job, commands = rearm(job, ("stop", job.notice.deadline))
+    return stay(job, f"{reason}, with less time", *commands)
 
 
 def stop_timer(job: Job, event: TimerFired, now: Now) -> Transition:
@@ -112,7 +125,7 @@ def tree_emptied(job: Job, event: TreeEmptied, now: Now) -> Transition:
 def notice_while_settling(job: Job, event: NoticeArrived, now: Now) -> Transition:
     """No tree lives any more; the notice decides what is next."""
     if event.action == "flush":
-        return stay(job, "settling", Tell(text="cannot flush now: the attempt has ended"))
+        return refuse_flush(job, "the attempt has ended")
     return stay(merge_notice(job, event, now), f"{event.source} after the tree was empty")
 
 
@@ -130,13 +143,13 @@ def settled(job: Job, event: Settled, now: Now) -> Transition:
 
 def _judge(job: Job, reports: tuple[FailureReport, ...], newest: int | None, jitter: float, now: Now, how: str) -> Transition:
     leader_code = job.leader_code if job.leader_code is not None else -9
-    report = exits.merge_reports(job.failure, reports)
+    report = exits.merge_reports(job.failure, reports, leader_code)
     job = evolve(job, newest_step=newest if newest is not None else job.newest_step)
     end, why = exits.classify_exit(
         exits.AttemptEnd(
             leader_code=leader_code,
             pending=job.notice.action if job.notice is not None else None,
-            hooked=job.hooked,
+            flushed=job.flush is not None and job.flush.done,
             all_completed=job.all_completed,
             report=report,
         )
@@ -164,14 +177,15 @@ def _restart(job: Job, leader_code: int, report: FailureReport | None, jitter: f
         signature=report.signature if report is not None else f"{leader_code}:",
         step=report.step if report is not None and report.step is not None else job.step,
         resumed_from=job.resume,
-        started_training=(job.step or 0) > (job.resume_step or 0),
+        # Without hooks no step is heard of: having run long enough to be RUNNING must do.
+        started_training=(job.step or 0) > (job.resume_step or 0) if job.hooked else job.ran,
         newest_step=job.newest_step,
     )
     job = evolve(job, crashes=(*job.crashes, crash), failure=report)
     decision = decide_restart(job.crashes, job.limits.restart, jitter)
     if isinstance(decision, GiveUp):
         text = f"{what}; giving up: {decision.reason}"
-        return _end(job, "FAILED", exits.final_code(leader_code, report), text, Tell(text=text))
+        return _end(job, "FAILED", exits.final_code(leader_code, report), text)
     text = f"{what}; launching again in {decision.delay_s:.1f} s: {decision.reason}"
     waiting = wait(evolve(job, set_aside=decision.set_aside), now, decision.delay_s, text)
     return waiting[0], (*waiting[1], Tell(text=text)), text
@@ -181,8 +195,9 @@ def requeue_ended(job: Job, event: RequeueEnded, now: Now) -> Transition:
     """Handed back, to be launched here again, or refused."""
     if event.ticket != job.ticket:
         return ignore(job, "answer to an older request")
-    if event.relaunch_in_s is not None and job.notice is not None and job.notice.action == "stop":
-        return end_stopped(job, "stopped between two attempts")
+    if job.notice is not None and job.notice.action == "stop":
+        handed = event.accepted and event.relaunch_in_s is None
+        return end_stopped(job, f"stopped while it was handed back: {event.detail}" if handed else "stopped between two attempts")
     if event.relaunch_in_s is not None:
         return wait(job, now, event.relaunch_in_s, event.detail)
     if event.accepted:
@@ -197,14 +212,18 @@ def requeue_ended(job: Job, event: RequeueEnded, now: Now) -> Transition:
 
 def requeue_timer(job: Job, event: TimerFired, now: Now) -> Transition:
     """The backend does not answer; our exit code still says what is wanted."""
+    if job.notice is not None and job.notice.action == "stop":
+        return end_stopped(job, "stopped while it was handed back, which was not confirmed")
     return _end(job, "REQUEUED", exit_codes.PREEMPTED, f"the requeue was not confirmed within {job.limits.requeue_s:.0f} s")
 
 
 def notice_while_requeueing(job: Job, event: NoticeArrived, now: Now) -> Transition:
-    """The job is being handed back already; a user's stop still prevents that we launch it again ourselves."""
+    """The job is being handed back already; a user's stop still prevents that we launch it again ourselves, or ask for it."""
+    if event.action == "flush":
+        return refuse_flush(job, "the attempt has ended")
     return stay(merge_notice(job, event, now), f"{event.source} while the job was being handed back")
 
 
-def _end(job: Job, outcome: Outcome, exit_code: int, reason: str, *tell: Tell) -> Transition:
+def _end(job: Job, outcome: Outcome, exit_code: int, reason: str) -> Transition:
     job = evolve(job, outcome=outcome, exit_code=exit_code)
-    return enter(job, Phase.ENDED, reason, timer=None, commands=[*tell, Finish(exit_code=exit_code, reason=reason)])
+    return enter(job, Phase.ENDED, reason, timer=None, commands=[Finish(exit_code=exit_code, reason=reason)])

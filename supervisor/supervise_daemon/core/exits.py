@@ -21,7 +21,8 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """As Popen has it: negative for signals."""
     pending: Action | None
     """The notice that was being obeyed; a plain `flush` is none."""
-    hooked: bool
+    flushed: bool
+    """The flush for that notice ended well."""
     all_completed: bool
     """Every rank said that its loop ran to the end."""
     report: FailureReport | None
@@ -34,7 +35,7 @@ def classify_exit(end: AttemptEnd) -> tuple[Ending, str]:
     if end.pending == "stop":
         return "stopped", "it was asked to stop"
     if end.pending == "preempt":
-        return "preempted", "a notice was pending when it ended"
+        return "preempted", f"a notice was pending when it ended; {'flushed' if end.flushed else 'nothing was flushed for it'}"
     if end.leader_code == 0:
         return "finished", "the command exited 0 and no notice was pending"
     return "crashed", describe_failure(end.leader_code, end.report)
@@ -49,18 +50,19 @@ def describe_failure(leader_code: int, report: FailureReport | None) -> str:
     return f"{who} failed{at} with exit code {report.exit_code}" + (f": {report.error}" if report.error else "")
 
 
-def merge_reports(first: FailureReport | None, reports: tuple[FailureReport, ...]) -> FailureReport | None:
+def merge_reports(first: FailureReport | None, reports: tuple[FailureReport, ...], leader_code: int) -> FailureReport | None:
     """One account of a failure: who fell first is what we saw ourselves, with which code is what the launcher saw.
 
     Launchers poll: when a peer's death drags others down within one poll, their root cause can be a victim. `first.exit_code` 0
-    means unknown.
+    means unknown: then the leader's code is the best that is left, and for a rank that is the leader it is the rank's own.
     """
     if first is None:
         return reports[0] if reports else None
     told = next((report for report in reports if report.rank == first.rank), None)
     if told is None:
-        return msgspec.structs.replace(first, exit_code=first.exit_code or (reports[0].exit_code if reports else 1))
-    return msgspec.structs.replace(told, error=first.error or told.error, step=first.step)
+        known = first.exit_code or (reports[0].exit_code if reports else 0) or exit_codes.from_status(leader_code)
+        return msgspec.structs.replace(first, exit_code=known or 1)
+    return msgspec.structs.replace(told, error=first.error or told.error, step=told.step if first.step is None else first.step)
 
 
 def final_code(leader_code: int, report: FailureReport | None) -> int:

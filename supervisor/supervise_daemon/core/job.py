@@ -74,6 +74,8 @@ class Flush(msgspec.Struct, frozen=True, kw_only=True):
     answered: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
     failed: tuple[str, ...] = ()
+    done: bool = False
+    """It ended well: verified whole, or there was nothing new to save."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the newest request to the world; older answers are stale."""
     serial: int = 0
     """Number of the newest timer; older ones are stale."""
+    due: float | None = None
+    """When the armed timer runs out, monotonic; None: none is armed."""
     flushes: int = 0
     resume: str | None = None
     resume_step: int | None = None
@@ -100,6 +104,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     save_s: float | None = None
     failure: FailureReport | None = None
     """Who fell first, as we saw it; exit code 0: not known."""
+    ran: bool = False
+    """The attempt has reached RUNNING."""
     termed: bool = False
     """A rank got a SIGTERM that did not come from us."""
     leave_asked: bool = False
@@ -107,6 +113,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Periodic saves under way: path and the ranks whose receipts are in."""
     notice: Notice | None = None
     flush: Flush | None = None
+    flush_ok: bool = False
+    """How the last request to flush ended; a refused one ended badly."""
     leader_code: int | None = None
     newest_step: int | None = None
     """Step of the newest checkpoint proved whole."""

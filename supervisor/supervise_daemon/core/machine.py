@@ -67,7 +67,8 @@ def _rows() -> dict[tuple[Phase, type[events.Event]], Handler]:
     late_news: tuple[type[events.Event], ...] = (*news, events.RankAttached)
     for kind in late_news:
         on(kind, _late, Phase.WAITING, Phase.SETTLING, Phase.REQUEUEING, Phase.ENDED)
-    on(events.CheckpointChecked, training.checked, *Phase)
+    on(events.CheckpointChecked, training.checked, *_TREE)
+    on(events.CheckpointChecked, training.checked_late, *(phase for phase in Phase if phase not in _TREE))
     on(events.LeaderExited, training.leader_exited, *_TREE)
     on(events.TreeEmptied, ending.tree_emptied, *_TREE)
     on(events.NoticeArrived, starting.notice_while_waiting, Phase.WAITING)

@@ -1,6 +1,6 @@
 """Rules of WAITING and STARTING: when to launch, from where, and when all ranks are there. Pure."""
 
-from supervise_daemon.core import ending
+from supervise_daemon.core import ending, training
 from supervise_daemon.core.commands import ChooseResumePoint, Finish, Requeue, Spawn, Tell
 from supervise_daemon.core.events import (
     Begun,
@@ -57,6 +57,7 @@ def resume_chosen(job: Job, event: ResumePointChosen, now: Now) -> Transition:
         lost=frozenset(),
         step=None,
         failure=None,
+        ran=False,
         termed=False,
         leave_asked=False,
         leader_code=None,
@@ -77,7 +78,7 @@ def resume_refused(job: Job, event: ResumeRefused, now: Now) -> Transition:
 def notice_while_waiting(job: Job, event: NoticeArrived, now: Now) -> Transition:
     """No tree lives: hand the job back, or end, at once."""
     if event.action == "flush":
-        return stay(job, "nothing is running", Tell(text="cannot flush now: no attempt is running"))
+        return ending.refuse_flush(job, "no attempt is running")
     job = merge_notice(job, event, now)
     # A choice that is still being made must not launch anything any more.
     job = evolve(job, ticket=job.ticket + 1)
@@ -105,7 +106,7 @@ def rank_attached(job: Job, event: RankAttached, now: Now) -> Transition:
     """RUNNING once the whole world is there."""
     job = evolve(job, world_size=event.world_size, attached=job.attached | {event.rank})
     if job.phase is Phase.STARTING and job.hooked:
-        return enter(job, Phase.RUNNING, f"all {event.world_size} ranks attached", timer=None)
+        return training.go_on(job, now, f"all {event.world_size} ranks attached")
     return stay(job, f"rank {event.rank} of {event.world_size} attached")
 
 
@@ -118,4 +119,4 @@ def attach_timer(job: Job, event: TimerFired, now: Now) -> Transition:
         f"no rank has attached within {job.limits.attach_s:.0f} s: at a preemption this job can only be sent a SIGTERM, nothing will "
         "be flushed for it (add supervise_hooks.attach(...) to the script)"
     )
-    return enter(job, Phase.RUNNING, text, timer=None, commands=[Tell(text=text)])
+    return training.go_on(job, now, text, Tell(text=text))

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from supervise_daemon.core import ending
-from supervise_daemon.core.commands import AskFlush, CheckCheckpoint, Prune, Tell
+from supervise_daemon.core.commands import AskFlush, CheckCheckpoint, Command, Prune, Tell
 from supervise_daemon.core.events import (
     CheckpointChecked,
     LeaderExited,
@@ -61,7 +61,8 @@ def lost(job: Job, event: RankLost, now: Now) -> Transition:
     reason = f"rank {event.rank} is gone"
     if event.rank in job.completed or job.phase in (Phase.STOPPING, Phase.KILLING):
         return stay(job, reason)
-    if job.phase is Phase.FLUSHING and job.flush is not None and event.rank in job.flush.saved:
+    leaving = job.flush is not None and job.flush.purpose == "leave"
+    if job.phase is Phase.FLUSHING and leaving and job.flush is not None and event.rank in job.flush.saved:
         return stay(job, f"{reason}, its receipt is there")
     if job.failure is None:
         job = evolve(job, failure=FailureReport(exit_code=0, rank=event.rank, step=job.step))
@@ -72,7 +73,7 @@ def termed(job: Job, event: RankTermed, now: Now) -> Transition:
     """A SIGTERM at a rank. Launchers TERM the peers of a rank that crashed: wait a moment to see whether one is lost."""
     job = evolve(job, termed=True)
     reason = f"rank {event.rank} got a SIGTERM of its own"
-    if job.phase is Phase.RUNNING:
+    if job.phase is Phase.RUNNING and job.due is None:
         job, commands = rearm(job, ("stray", now.monotonic + job.limits.stray_s))
         return stay(job, reason, *commands)
     if job.phase is Phase.STOPPING and job.lost and not job.leave_asked:
@@ -96,6 +97,12 @@ def leader_exited(job: Job, event: LeaderExited, now: Now) -> Transition:
     return ending.collapse(job, now, reason)
 
 
+def go_on(job: Job, now: Now, text: str, *commands: Command) -> Transition:
+    """RUNNING, for the first time or again. A SIGTERM that a rank got meanwhile is looked into now."""
+    timer = ("stray", now.monotonic + job.limits.stray_s) if job.termed else None
+    return enter(evolve(job, ran=True, flush=None), Phase.RUNNING, text, timer=timer, commands=commands)
+
+
 # --- notices
 
 
@@ -105,11 +112,14 @@ def notice(job: Job, event: NoticeArrived, now: Now) -> Transition:
         job = merge_notice(job, event, now)
     if not job.hooked or job.phase is Phase.STARTING:
         if event.action == "flush":
-            text = "cannot flush: " + (
-                f"{len(job.attached)} of {job.world_size} ranks are attached" if job.attached else "no rank is attached"
-            )
-            return stay(job, text, Tell(text=text))
+            who = f"{len(job.attached)} of {job.world_size} ranks are attached" if job.attached else "no rank is attached"
+            return ending.refuse_flush(job, who)
         return ending.stop_unhooked(job, now, f"{event.source}: nothing attached that could save")
+    if job.all_completed:
+        # Nobody is left in a loop that could answer a flush.
+        if event.action == "flush":
+            return ending.refuse_flush(job, "every rank has completed")
+        return ending.let_finish(job, now, f"{event.source}: every rank has completed")
     purpose: Purpose = "continue" if event.action == "flush" else "leave"
     return _begin_flush(job, purpose, event, now)
 
@@ -139,7 +149,8 @@ def evolve_flush(flush: Flush, **changes: Any) -> Flush:
 def _begin_flush(job: Job, purpose: Purpose, event: NoticeArrived, now: Now) -> Transition:
     deadline = job.notice.deadline if job.notice is not None else now.monotonic + event.grace_s
     plan = plan_grace(now.monotonic, max(deadline - now.monotonic, 0.0), job.step_s, job.save_s)
-    job = evolve(job, flushes=job.flushes + 1)
+    # The ticket makes answers to checks of an earlier flush old: this one may save to the same path.
+    job = evolve(job, flushes=job.flushes + 1, ticket=job.ticket + 1, flush_ok=False)
     flush = Flush(flush_id=job.flushes, purpose=purpose, flush_by=plan.flush_by, stop_by=plan.stop_by, answered=job.completed)
     text = f"{event.source}: flushing ({plan.reason})"
     return enter(
@@ -197,8 +208,8 @@ def save_failed(job: Job, event: RankSaveFailed, now: Now) -> Transition:
 def checked(job: Job, event: CheckpointChecked, now: Now) -> Transition:
     """A checkpoint was proved whole, or not; the one of a flush decides how the flush ended."""
     commands: tuple[Prune | Tell, ...] = ()
-    if event.whole:
-        job = evolve(job, newest_step=max(event.step, job.newest_step or 0))
+    if event.whole and event.step >= (job.newest_step or 0):
+        job = evolve(job, newest_step=event.step)
         commands = (Prune(newest=event.path),)
     if job.phase is Phase.FLUSHING and job.flush is not None and event.ticket == job.ticket and job.flush.path == event.path:
         if not event.whole:
@@ -211,6 +222,13 @@ def checked(job: Job, event: CheckpointChecked, now: Now) -> Transition:
     return stay(job, f"step {event.step} is whole: {event.path}", *commands)
 
 
+def checked_late(job: Job, event: CheckpointChecked, now: Now) -> Transition:
+    """No tree lives any more: worth knowing, but whoever settles or chooses now reads the folder without us pruning in it."""
+    if event.whole:
+        job = evolve(job, newest_step=max(event.step, job.newest_step or 0))
+    return stay(job, f"step {event.step} is {'whole' if event.whole else f'not whole: {event.reason}'}")
+
+
 def flush_timer(job: Job, event: TimerFired, now: Now) -> Transition:
     """The flush did not fit in its time."""
     assert job.flush is not None
@@ -220,24 +238,24 @@ def flush_timer(job: Job, event: TimerFired, now: Now) -> Transition:
 
 
 def _answer(job: Job, rank: int, now: Now, reason: str, flush: Flush) -> Transition:
+    answered_before = rank in flush.answered
     flush = evolve_flush(flush, answered=flush.answered | {rank})
     job = evolve(job, flush=flush)
-    if flush.answered != job.attached:
+    if answered_before or flush.answered != job.attached:
         return stay(job, reason)
     if flush.failed:
         return _flush_failed(job, now, "; ".join(flush.failed))
     if flush.path is not None and flush.step is not None:
         job = evolve(job, ticket=job.ticket + 1)
         return stay(job, f"{reason}: all receipts are in", CheckCheckpoint(ticket=job.ticket, path=flush.path, step=flush.step))
-    if job.all_completed:
-        return ending.let_finish(job, now, "every rank completed before the flush")
-    return _flush_done(job, now, "nothing new to save")
+    return _flush_done(job, now, "every rank completed before the flush" if job.all_completed else "nothing new to save")
 
 
 def _flush_done(job: Job, now: Now, text: str) -> Transition:
     assert job.flush is not None
-    if job.flush.purpose == "continue":
-        return enter(evolve(job, flush=None), Phase.RUNNING, f"{text}; going on", timer=None, commands=[Tell(text=text)])
+    job = evolve(job, flush_ok=True, flush=evolve_flush(job.flush, done=True))
+    if job.flush is not None and job.flush.purpose == "continue":
+        return go_on(job, now, f"{text}; going on", Tell(text=text))
     if job.all_completed:
         return ending.let_finish(job, now, text)
     return ending.leave(job, now, text)
@@ -245,10 +263,11 @@ def _flush_done(job: Job, now: Now, text: str) -> Transition:
 
 def _flush_failed(job: Job, now: Now, text: str) -> Transition:
     assert job.flush is not None
+    job = evolve(job, flush_ok=False)
     newest = "no checkpoint exists" if job.newest_step is None else f"the checkpoint of step {job.newest_step} stands"
     text = f"{text}; {newest}"
     if job.flush.purpose == "continue":
-        return enter(evolve(job, flush=None), Phase.RUNNING, text, timer=None, commands=[Tell(text=text)])
+        return go_on(job, now, text, Tell(text=text))
     return ending.leave(job, now, text)
 
 

@@ -46,7 +46,7 @@ def enter(
 
 def rearm(job: Job, timer: tuple[str, float] | None) -> tuple[Job, tuple[Command, ...]]:
     """Replace the armed timer without changing phase."""
-    job = evolve(job, serial=job.serial + 1)
+    job = evolve(job, serial=job.serial + 1, due=None if timer is None else timer[1])
     if timer is None:
         return job, (DisarmTimer(),)
     name, at = timer

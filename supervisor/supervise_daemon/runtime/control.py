@@ -1,6 +1,5 @@
 """Verbs typed by a user (`flush`, `preempt`, `stop`) on their way through the daemon: in as notices, back as lines of text."""
 
-from supervise_daemon.core.commands import Tell
 from supervise_daemon.core.events import NoticeArrived
 from supervise_daemon.core.job import Job, Phase
 from supervise_daemon.job_spec import JobSpec
@@ -53,5 +52,3 @@ def verb_done(verb: str, attempt: int, job: Job, told: bool) -> int | None:
         return exit_codes.FINISHED if job.attempt > attempt and job.phase in (Phase.RUNNING, Phase.STARTING) else None
     return None
 
-
-__all__ = ["Controls", "Tell", "verb_done"]

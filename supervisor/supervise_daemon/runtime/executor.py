@@ -215,3 +215,4 @@ class Executor:
 
     def _finish(self, command: commands.Finish) -> None:
         self.exit = (command.exit_code, command.reason)
+        self.world.say(command.reason)

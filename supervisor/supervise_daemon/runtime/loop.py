@@ -3,10 +3,11 @@
 import collections
 import selectors
 import signal
+from collections.abc import Callable
 
 from supervise_daemon.core import events, machine
 from supervise_daemon.core.job import Job, Phase
-from supervise_daemon.core.commands import Command
+from supervise_daemon.core.commands import Tell
 from supervise_daemon.ports import NoticeSource
 from supervise_daemon.runtime.clock import Clock
 from supervise_daemon.runtime.executor import Executor
@@ -31,6 +32,8 @@ class Loop:
         self.selector = selector
         self.clock = clock or Clock()
         self.sources: list[NoticeSource] = []
+        self.after_step: Callable[[Job, str, bool], None] = lambda job, reason, told: None
+        """Called with the job, the reason, and whether the step told the user something."""
         self._due: dict[str, float] = {}
         self._queue: collections.deque[events.Event] = collections.deque()
         self._leader_gone = False
@@ -72,7 +75,8 @@ class Loop:
         self.recorder.record(before, event, self.job, commands, reason)
         for command in commands:
             self.executor.perform(command)
-        self.recorder.publish(self.job, reason, changed=before.phase is not self.job.phase or _matters(commands))
+        self.recorder.publish(self.job, reason, changed=before.phase is not self.job.phase or bool(commands))
+        self.after_step(self.job, reason, any(isinstance(command, Tell) for command in commands))
 
     def _wait_s(self) -> float | None:
         """Until the next deadline; None: nothing to wake up for."""
@@ -136,7 +140,3 @@ class Loop:
 
 
 _TREE_PHASES = (Phase.STARTING, Phase.RUNNING, Phase.FLUSHING, Phase.STOPPING, Phase.KILLING)
-
-
-def _matters(commands: tuple[Command, ...]) -> bool:
-    return bool(commands)

@@ -1,0 +1,14 @@
+"""`supervise` and `python -m supervise_daemon`."""
+
+import sys
+
+
+def main() -> None:
+    """Entry point."""
+    from supervise_daemon.cli.app import app
+
+    app(prog_name="supervise")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
