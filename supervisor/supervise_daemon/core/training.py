@@ -253,8 +253,9 @@ def _answer(job: Job, rank: int, now: Now, reason: str, flush: Flush) -> Transit
 
 def _flush_done(job: Job, now: Now, text: str) -> Transition:
     assert job.flush is not None
-    job = evolve(job, flush_ok=True, flush=evolve_flush(job.flush, done=True))
-    if job.flush is not None and job.flush.purpose == "continue":
+    flush = evolve_flush(job.flush, done=True)
+    job = evolve(job, flush_ok=True, flush=flush)
+    if flush.purpose == "continue":
         return go_on(job, now, f"{text}; going on", Tell(text=text))
     if job.all_completed:
         return ending.let_finish(job, now, text)
