@@ -180,6 +180,7 @@ def _restart(job: Job, leader_code: int, report: FailureReport | None, jitter: f
         # Without hooks no step is heard of: having run long enough to be RUNNING must do.
         started_training=(job.step or 0) > (job.resume_step or 0) if job.hooked else job.ran,
         newest_step=job.newest_step,
+        killed=exits.was_killed(leader_code, report),
     )
     job = evolve(job, crashes=(*job.crashes, crash), failure=report)
     decision = decide_restart(job.crashes, job.limits.restart, jitter)

@@ -11,6 +11,7 @@ from supervise_daemon.core.events import Action
 from supervise_daemon.core.restart import FailureReport
 from supervise_hooks.contract import exit_codes
 
+_SIGKILL, _SIGTERM = exit_codes.from_signal(9), exit_codes.from_signal(15)
 Ending = Literal["finished", "preempted", "stopped", "crashed"]
 
 
@@ -63,6 +64,12 @@ def merge_reports(first: FailureReport | None, reports: tuple[FailureReport, ...
         known = first.exit_code or (reports[0].exit_code if reports else 0) or exit_codes.from_status(leader_code)
         return msgspec.structs.replace(first, exit_code=known or 1)
     return msgspec.structs.replace(told, error=first.error or told.error, step=told.step if first.step is None else first.step)
+
+
+def was_killed(leader_code: int, report: FailureReport | None) -> bool:
+    """Whether SIGKILL or SIGTERM from outside ended the job, or the rank that fell first."""
+    code = report.exit_code if report is not None and report.exit_code else exit_codes.from_status(leader_code)
+    return code in (_SIGKILL, _SIGTERM)
 
 
 def final_code(leader_code: int, report: FailureReport | None) -> int:

@@ -46,6 +46,8 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True):
     started_training: bool
     newest_step: int | None
     """Newest whole checkpoint when it ended."""
+    killed: bool = False
+    """Ended by SIGKILL or SIGTERM: somebody outside did it (the OOM killer, an operator), so alike does not mean alike in cause."""
 
 
 class Relaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +90,10 @@ def decide_restart(crashes: tuple[Crash, ...], policy: RestartPolicy, jitter: fl
 
 
 def _equal_tail(crashes: list[Crash]) -> int:
-    """How many crashes at the end are equal in signature, step and starting point."""
+    """How many crashes at the end are equal in signature, step and starting point, and could be the job's own doing."""
     last = crashes[-1]
+    if last.killed:
+        return 1
     key = (last.signature, last.step, last.resumed_from)
     count = 0
     for crash in reversed(crashes):

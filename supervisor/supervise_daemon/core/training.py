@@ -264,10 +264,11 @@ def _flush_done(job: Job, now: Now, text: str) -> Transition:
 
 def _flush_failed(job: Job, now: Now, text: str) -> Transition:
     assert job.flush is not None
+    purpose = job.flush.purpose
     job = evolve(job, flush_ok=False)
     newest = "no checkpoint exists" if job.newest_step is None else f"the checkpoint of step {job.newest_step} stands"
     text = f"{text}; {newest}"
-    if job.flush.purpose == "continue":
+    if purpose == "continue":
         return go_on(job, now, text, Tell(text=text))
     return ending.leave(job, now, text)
 
