@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from supervise_hooks.integrations.data_workers import SeededDataset, WorkerInit, shield
+from supervise_hooks.integrations.data_workers import SeededDataset, WorkerInit, born_shielded, shield
 from supervise_hooks.integrations.sampling import EpochOrder, Opening, generators_of
 from supervise_hooks.integrations.streams import Streams, StreamState, restore_shared, walk
 
@@ -70,7 +70,8 @@ class IndexedSource:
         begun = self._order.begun if skip else None
         live = self._base.rewind(replaying=skip > 0)
         self._order.opening = Opening(epoch=epoch, replay=(begun, skip) if begun else None, live=live)
-        return iter(self._loader)
+        with born_shielded(self._loader):
+            return iter(self._loader)
 
     def state(self) -> dict[str, Any]:
         begun = self._order.begun
@@ -101,6 +102,12 @@ class StatefulSource:
         shield(loader)
 
     def open(self, epoch: int, skip: int) -> Iterator[Any]:
+        with born_shielded(self._loader):
+            iterator = self._iterator(skip)
+        self._begun, self._loaded = True, None
+        return iterator
+
+    def _iterator(self, skip: int) -> Iterator[Any]:
         live = self._streams.capture() if self._loaded is not None else None
         if live is not None and not skip:
             # At an epoch's end torchdata 0.11 makes the finished iterator first, then the new one. This call makes the
@@ -110,7 +117,6 @@ class StatefulSource:
         iterator: Iterator[Any] = iter(self._loader)
         if live is not None and skip:
             restore_shared(live.shared)
-        self._begun, self._loaded = True, None
         return iterator
 
     def state(self) -> dict[str, Any]:
@@ -147,7 +153,8 @@ class ReplayedSource:
         if not skip or self._begun is None:
             self._begun = self._streams.capture()
             live = self._base.rewind(replaying=False)  # off the record when persistent workers are started again
-            iterator = iter(self._loader)
+            with born_shielded(self._loader):
+                iterator = iter(self._loader)
             if live is not None:
                 self._streams.restore(live)
             return walk(iterator, self._streams, None, isolated)
@@ -209,7 +216,8 @@ class _Reopened:
 
     def __iter__(self) -> Iterator[Any]:
         self._base.rewind(replaying=True)  # `walk` puts the streams back
-        return iter(self._loader)
+        with born_shielded(self._loader):
+            return iter(self._loader)
 
 
 def _rebuild(loader: DataLoader[Any], order: EpochOrder, auto: bool) -> DataLoader[Any]:

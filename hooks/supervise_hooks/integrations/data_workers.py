@@ -4,23 +4,20 @@ A worker must outlive a SIGTERM sent to the whole tree (bug cases C13, F9), must
 outlive that rank.
 """
 
-import ctypes
 import multiprocessing
 import os
 import random
+import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
-
-_PR_SET_PDEATHSIG = 1
-# SIGTERM cannot carry the news of the parent's death: it would look like the rank's own terminate() when only the thread
-# that forked us has ended. A real-time signal has no other user here.
-_PARENT_ENDED = signal.SIGRTMAX - 3
 
 
 def shield(loader: Any) -> None:
@@ -30,6 +27,32 @@ def shield(loader: Any) -> None:
     """
     if getattr(loader, "num_workers", 0) > 0 and not isinstance(loader.worker_init_fn, WorkerInit):
         loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+
+
+@contextmanager
+def born_shielded(loader: Any) -> Iterator[None]:
+    """SIGTERM is blocked in this thread while the workers of `loader` are started, so that they are born with it blocked.
+
+    Without it there is a moment between fork and `WorkerInit`, and a spawned worker has threads (OpenBLAS) from importing
+    NumPy, born before `WorkerInit` could block anything.
+    """
+    if getattr(loader, "num_workers", 0) == 0:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        if _start_method(loader) != "fork":
+            resource_tracker.ensure_running()  # unblocks SIGTERM when it starts its process (CPython 3.11): so not later
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_method(loader: Any) -> str | None:
+    context = getattr(loader, "multiprocessing_context", None) or multiprocessing
+    method: str | None = context.get_start_method(allow_none=True)
+    return method or "fork"  # the default on Linux before 3.14; asking for it would fix it for the user's program
 
 
 class WorkerInit:
@@ -49,24 +72,34 @@ class WorkerInit:
 
 
 def _listen() -> None:
-    awaited = {signal.SIGTERM, _PARENT_ENDED}
-    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent = multiprocessing.parent_process()
-    above = os.getppid()
-    rank = parent.pid if parent is not None and parent.pid is not None else above  # under forkserver these are two processes
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _PARENT_ENDED)
-    if os.getppid() != above:  # it died before the kernel was asked to tell us
+    rank = (
+        parent.pid if parent is not None and parent.pid is not None else os.getppid()
+    )  # under forkserver these are two processes
+    threading.Thread(target=_obey, args=(rank,), name="supervise-worker-term", daemon=True).start()
+    try:
+        pidfd = os.pidfd_open(rank)
+    except ProcessLookupError:
         os._exit(0)
-    threading.Thread(target=_obey, args=(awaited, rank, above), name="supervise-worker-signals", daemon=True).start()
+    except OSError:
+        return  # no pidfds in this kernel or sandbox: torch's own watchdog notices within 5 s (under forkserver: never)
+    threading.Thread(target=_follow, args=(pidfd,), name="supervise-worker-rank", daemon=True).start()
 
 
-def _obey(awaited: set[int], rank: int, above: int) -> None:
-    while True:
-        info = signal.sigwaitinfo(awaited)
-        if info.si_signo == signal.SIGTERM and info.si_pid == rank:
-            os._exit(0)  # torch or multiprocessing tidying up; without this the exit of a half-read loader hangs for ever
-        if info.si_signo == _PARENT_ENDED and os.getppid() != above:
-            os._exit(0)  # torch's own watchdog would notice within 5 s, with the tree not empty until then
+def _obey(rank: int) -> None:
+    """torch and multiprocessing TERM a worker when they tidy up; unheard, the exit of a half-read loader hangs for ever."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank:
+        pass
+    os._exit(0)
+
+
+def _follow(pidfd: int) -> None:
+    """A pidfd and not PR_SET_PDEATHSIG: that one fires when the thread that forked us ends, and means the wrong parent under forkserver."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll()
+    os._exit(0)
 
 
 class Numbered(NamedTuple):
