@@ -1,6 +1,5 @@
 """`supervise` and `python -m supervise_daemon`."""
 
-import sys
 
 
 def main() -> None:
@@ -11,4 +10,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -25,6 +25,7 @@ from supervise_daemon.runtime.journal import Journal, Memory
 from supervise_daemon.runtime.loop import Loop
 from supervise_daemon.runtime.rank_server import Peer, RankServer
 from supervise_daemon.runtime.recorder import Recorder
+from supervise_daemon.runtime.scribe import Scribe
 from supervise_daemon.runtime.run_dir import RunDir, make_private_dir, remove_private_dir
 from supervise_daemon.runtime.signals import SignalInbox
 from supervise_daemon.runtime.status import Status, mask_secrets
@@ -68,10 +69,11 @@ def supervise(spec: JobSpec, inbox: SignalInbox) -> int:
 def _build(spec: JobSpec, run_dir: RunDir, private_dir: Path) -> Loop:
     become_subreaper()
     clock, say = Clock(), speaker(spec.quiet)
-    journal = Journal(run_dir.journal, say)
+    scribe = Scribe()
+    journal = Journal(run_dir.journal, say, scribe)
     memory = journal.recall()
     memory = msgspec.structs.replace(memory, attempt=max(memory.attempt, run_dir.highest_attempt()))
-    recorder = Recorder(journal, memory, _first_status(spec, memory, private_dir, clock), run_dir.status, clock)
+    recorder = Recorder(journal, memory, _first_status(spec, memory, private_dir, clock), run_dir.status, scribe, clock)
     recorder.complain = say
     selector = selectors.DefaultSelector()
     tree, workers = Tree(), Workers()

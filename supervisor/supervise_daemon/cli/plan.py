@@ -8,13 +8,14 @@ from supervise_daemon.job_spec import JobSpec
 from supervise_daemon.ports import LaunchContext
 from supervise_daemon.runtime.journal import Journal
 from supervise_daemon.runtime.run_dir import RunDir
+from supervise_daemon.runtime.scribe import Scribe
 from supervise_daemon.runtime.status import mask_secrets
 
 
 def describe_plan(spec: JobSpec) -> str:
     """Launcher, notices, grace, resume point, requeue."""
     run_dir = RunDir(spec.run_root, spec.name)
-    memory = Journal(run_dir.journal, lambda text: None).recall()
+    memory = Journal(run_dir.journal, lambda text: None, Scribe()).recall()
     folder = spec.checkpoints or (Path(memory.checkpoints) if memory.checkpoints else None)
     keeper = Keeper(
         spec=spec, folder=lambda: folder, facts=lambda: (memory.attempt == 0, memory.ever_whole), clear=lambda: None, say=lambda text: None

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from supervise_daemon.core.restart import Crash
+from supervise_daemon.runtime.scribe import Scribe
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +38,19 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 class Journal:
     """Append-only record in a run directory."""
 
-    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, complain: Callable[[str], None], scribe: Scribe) -> None:
         self.path = path
+        self._scribe = scribe
         self._complain = complain
         self._complained = False
         self._fd: int | None = None
 
     def append(self, kind: str, wall: float, **fields: Any) -> None:
-        """Add a line; durable when this returns, unless the disk refused."""
+        """Add a line: encoded now, written by the scribe; durable after `sync`, unless the disk refused."""
         line = msgspec.json.encode({"at": round(wall, 3), "kind": kind} | fields) + b"\n"
+        self._scribe.write(lambda: self._write(line))
+
+    def _write(self, line: bytes) -> None:
         try:
             if self._fd is None:
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -68,8 +73,9 @@ class Journal:
             return file.read(1) == b"\n"
 
     def remember(self, memory: Memory, wall: float) -> None:
-        """Record the memory; the last one counts."""
+        """Record the memory, durable when this returns; the last one counts."""
         self.append("memory", wall, memory=memory)
+        self._scribe.sync()
 
     def recall(self) -> Memory:
         """The last readable memory; counters of an empty or lost journal start anew."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from supervise_daemon.core import events, machine
 from supervise_daemon.core.job import Job, Phase
-from supervise_daemon.core.commands import Tell
+from supervise_daemon.core.commands import Requeue, Tell
 from supervise_daemon.ports import NoticeSource
 from supervise_daemon.runtime.clock import Clock
 from supervise_daemon.runtime.executor import Executor
@@ -51,6 +51,7 @@ class Loop:
         while True:
             self._drain()
             if self.executor.exit is not None:
+                self.recorder.scribe.sync()
                 return self.executor.exit[0]
             for key, mask in self.selector.select(self._wait_s()):
                 match key.data:
@@ -74,6 +75,8 @@ class Loop:
             self._leader_gone = False
         self.recorder.record(before, event, self.job, commands, reason)
         for command in commands:
+            if isinstance(command, Requeue):
+                self.recorder.scribe.sync()  # the intent is on disk before the act
             self.executor.perform(command)
         self.recorder.publish(self.job, reason, changed=before.phase is not self.job.phase or bool(commands))
         self.after_step(self.job, reason, any(isinstance(command, Tell) for command in commands))

@@ -11,8 +11,9 @@ from supervise_daemon.core.restart import FailureReport
 from supervise_daemon.runtime.clock import Clock
 from supervise_daemon.runtime.journal import Journal, Memory
 from supervise_daemon.runtime.rank_server import Peer
-from supervise_daemon.runtime.status import FailureStatus, RankStatus, Status, write_status
-from supervise_hooks.contract import messages
+from supervise_daemon.runtime.status import FailureStatus, RankStatus, Status, encode_status
+from supervise_daemon.runtime.scribe import Scribe
+from supervise_hooks.contract import durable, messages
 
 _PUBLISH_S = 1.0
 """Progress alone is published at most this often."""
@@ -22,8 +23,9 @@ _OUTPUT_LINES = 20
 class Recorder:
     """Owns journal, memory and status of a run."""
 
-    def __init__(self, journal: Journal, memory: Memory, status: Status, status_path: Path, clock: Clock) -> None:
+    def __init__(self, journal: Journal, memory: Memory, status: Status, status_path: Path, scribe: Scribe, clock: Clock) -> None:
         self.journal = journal
+        self.scribe = scribe
         self.memory = memory
         self.status = status
         self.status_path = status_path
@@ -139,8 +141,12 @@ class Recorder:
     def _write(self) -> None:
         self.publish_at = None
         self.status.changed_at = self.clock.wall()
+        content = encode_status(self.status)
+        self.scribe.write(lambda: self._replace(content), key="status")
+
+    def _replace(self, content: bytes) -> None:
         try:
-            write_status(self.status_path, self.status)
+            durable.write(self.status_path, content, mode=0o600)
         except OSError as error:  # a full disk must not end the job
             if not self._complained:
                 self._complained = True

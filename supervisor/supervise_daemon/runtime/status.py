@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from supervise_hooks.contract import durable
 from supervise_hooks.contract.errors import ContractError
 from supervise_hooks.contract.identity import ProcessIdentity, is_alive
 
@@ -78,9 +77,9 @@ class Status(msgspec.Struct, kw_only=True):
     warnings: list[str] = []
 
 
-def write_status(path: Path, status: Status) -> None:
-    """Replace the status file. Raises OSError."""
-    durable.write(path, msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n", mode=0o600)
+def encode_status(status: Status) -> bytes:
+    """The content of the file."""
+    return msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n"
 
 
 def read_status(path: Path) -> Status:
