@@ -159,11 +159,16 @@ class FakeSupervisor:
         connection.close()
 
     def _send(self, message: messages.ToRank, rank: int | None) -> None:
+        """To ranks that have said hello; waits for the first one."""
+
+        def targets() -> list[socket.socket]:
+            return [c for c, who in self._connections.items() if who >= 0 and rank in (None, who)]
+
         with self._changed:
-            targets = [c for c, who in self._connections.items() if who >= 0 and rank in (None, who)]
-        if not targets:
-            raise LookupError(f"no rank {'' if rank is None else rank} is attached: wait_for(messages.Hello) first")
-        for connection in targets:
+            if not self._changed.wait_for(targets, 20.0):
+                raise TimeoutError(f"cannot send {type(message).__name__}: rank {'' if rank is None else rank} is not attached")
+            connections = targets()
+        for connection in connections:
             connection.sendall(messages.encode(message))
 
 
