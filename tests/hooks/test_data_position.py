@@ -59,6 +59,15 @@ class Stream(IterableDataset[Any]):
             yield torch.tensor([index, torch.rand(()).item(), random.random()], dtype=torch.float64)
 
 
+class SeedOfWorker(IterableDataset[Any]):
+    """Depends on torch's seed of the worker and nothing else that is random."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        for index in range(info.id, SAMPLES, info.num_workers):
+            yield torch.tensor([index, info.seed])
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -107,7 +116,9 @@ WORKERS: dict[str, Callable[[], Any]] = {
     "rank 1 of 2": lambda: distributed(1, 2),
     "lazy sampler": lambda: DataLoader(Augmented(), 4, sampler=Lazy(), num_workers=2),
     "stream": lambda: DataLoader(Stream(), 4, num_workers=2),
+    "stream, persistent": lambda: DataLoader(SeedOfWorker(), 4, num_workers=2, persistent_workers=True),
     "stateful": lambda: stateful(2, shuffle=True),
+    "stateful, in order": lambda: stateful(2),
     "stateful, persistent": lambda: stateful(2, shuffle=True, persistent_workers=True),
 }
 
@@ -122,15 +133,16 @@ def key(batch: Any) -> Any:
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 
-def train(loader: ResumableLoader, steps: int, by_epoch: bool) -> list[Any]:
-    """Every batch with the dropout mask drawn after it; stops after so many steps."""
+def train(loader: ResumableLoader, steps: int, by_epoch: bool, epoch: int) -> list[Any]:
+    """Every batch with the dropout mask drawn after it; stops after so many steps, and by epochs not before a loop's end is seen."""
     seen: list[Any] = []
-    if by_epoch:
-        source: Iterator[Any] = (batch for _ in range(loader.epoch, EPOCHS) for batch in loader)
-    else:
-        source = loader.batches()
-    for batch in itertools.islice(source, steps):
-        seen.append((loader.position, key(batch), torch.rand(2).tolist(), random.random(), float(numpy.random.rand())))
+    while len(seen) < steps:
+        iterator = iter(loader) if by_epoch else loader.batches()
+        for batch in itertools.islice(iterator, steps - len(seen)):
+            seen.append((loader.position, key(batch), torch.rand(2).tolist(), random.random(), float(numpy.random.rand())))
+    if by_epoch and loader.position[1] == epoch:
+        assert next(iterator, None) is None
+        assert loader.position[1] == 0
     return seen
 
 
@@ -147,18 +159,19 @@ def resumed(make: Callable[[], Any], saved: Any, rng: Any, restore_first: bool) 
 
 
 def check(make: Callable[[], Any], cuts: tuple[int, ...], by_epoch: bool) -> None:
-    steps = EPOCHS * length(make)
+    epoch = length(make)
+    steps = EPOCHS * epoch
     seed_all(7)
     whole_loader = wrap(make())
     assert whole_loader is not None
-    whole = train(whole_loader, steps, by_epoch)
+    whole = train(whole_loader, steps, by_epoch, epoch)
     assert len(whole) == steps
     seed_all(7)
     loader = wrap(make())
     assert loader is not None
     pieces: list[Any] = []
     for number, (begin, end) in enumerate(itertools.pairwise((0, *cuts, len(whole)))):
-        pieces += train(loader, end - begin, by_epoch)
+        pieces += train(loader, end - begin, by_epoch, epoch)
         saved, rng = loader.state_dict(), capture_shared()
         assert loader.state_dict()["batches"] == saved["batches"]  # asking changes nothing
         loader = resumed(make, saved, rng, restore_first=number % 2 == 0)
@@ -185,8 +198,19 @@ def test_interrupted_anywhere_without_workers(name: str, by_epoch: bool) -> None
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("by_epoch", [True, False])
 @pytest.mark.parametrize("name", WORKERS)
-def test_interrupted_anywhere_with_workers(name: str) -> None:
+def test_interrupted_anywhere_with_workers(name: str, by_epoch: bool) -> None:
     """The same with two workers: prefetched batches do not count, random augmentation inside workers is repeated."""
     epoch = length(WORKERS[name])
-    check(WORKERS[name], (2, epoch, epoch + 3), by_epoch=True)
+    check(WORKERS[name], (2, epoch, epoch + 3), by_epoch)
+
+
+@pytest.mark.process
+def test_no_two_epochs_are_augmented_alike() -> None:
+    """Augmentation differs between epochs also where nothing draws from the training's own streams in between."""
+    torch.manual_seed(7)
+    loader = wrap(DataLoader(Augmented(), 4, num_workers=2, persistent_workers=True))
+    assert loader is not None
+    first, second = ([key(batch) for batch in loader] for _ in range(2))
+    assert first != second
