@@ -1,0 +1,363 @@
+"""`TorchState`: everything a PyTorch loop needs to go on as if nothing had happened. Implements `state.TrainingState`.
+
+What is replicated or sharded over ranks goes through `dcp`, by name; what is each rank's own (random state, position in the
+data, buffers that DDP lets drift, objects) goes into that rank's files.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.tensor import DTensor
+
+from supervise_hooks.contract import digests, layout, tensors
+from supervise_hooks.contract.errors import CheckpointError, ContractError, SuperviseError
+from supervise_hooks.contract.manifest import Metric, Receipt, read_manifest
+from supervise_hooks.integrations import rng as random_state
+from supervise_hooks.integrations.codec import Encoder, decode
+from supervise_hooks.integrations.dcp import RankFiles, RankSavePlanner, RankStorageWriter, alone, assign_owners, read_range
+from supervise_hooks.integrations.optimizers import OptimizerState
+from supervise_hooks.integrations.raw import DTYPE_NAMES, from_buffer, to_buffer, why_unstorable
+from supervise_hooks.state import Loaded, SaveContext
+from supervise_hooks.writing import Part, write_rank
+
+SCHEMA = 1
+_SHOWN = 20
+
+
+def plain_name(name: str) -> str:
+    """A name in the model as the user wrote it: without the wrappers of DDP and torch.compile."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _strip(model: torch.nn.Module) -> torch.nn.Module:
+    """The module inside DDP, DataParallel and torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            inner = model.module
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
+
+
+class TorchState:
+    """Saves and restores one rank's share of a training state."""
+
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        loader: Any = None,
+        objects: Mapping[str, Any] | None = None,
+        rng: bool = True,
+    ) -> None:
+        """`model`, `optimizer`: one, or a dict of several by name. Raises SuperviseError naming every object that cannot be saved."""
+        self._models = {name: _strip(module) for name, module in _by_name("model", model, torch.nn.Module).items()}
+        parameter_names = {
+            id(parameter): name.removeprefix("model.")
+            for name, parameter in self._named("named_parameters")
+            if parameter is not None
+        }
+        self._optimizers = [
+            OptimizerState(name, one, parameter_names)
+            for name, one in _by_name("optimizer", optimizer, torch.optim.Optimizer).items()
+        ]
+        self._objects = {"scheduler": scheduler, "scaler": scaler, **(objects or {})}
+        self._objects = {name: one for name, one in self._objects.items() if one is not None}
+        self._loader = loader
+        self._rng = rng
+        self._pending_rng: Any = None
+        self._check_objects()
+        self._buffer_digests = {name: _digest(buffer) for name, buffer in self._plain_buffers().items()}
+        encoder = Encoder("rank")
+        self._encode_state(encoder)
+        encoder.check("the training state")
+
+    def _check_objects(self) -> None:
+        wrong = [
+            f"{name} ({type(one).__name__}) has no {' and no '.join(method for method in ('state_dict', 'load_state_dict') if not callable(getattr(one, method, None)))}"
+            for name, one in self._objects.items()
+            if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict"))
+        ]
+        wrong += [
+            f"{name} cannot be stored: {why}"
+            for name, tensor in self._model_tensors().items()
+            if (why := why_unstorable(_local(tensor)))
+        ]
+        if wrong:
+            raise SuperviseError(f"cannot attach: {'; '.join(wrong)}")
+
+    # --- what there is
+
+    def _named(self, method: str) -> Iterator[tuple[str, Any]]:
+        for prefix, model in self._models.items():
+            for name, value in getattr(model, method)():
+                yield f"{prefix}.{plain_name(name)}", value
+
+    def _model_state(self) -> dict[str, Any]:
+        return {
+            f"{prefix}.{plain_name(key)}": value
+            for prefix, model in self._models.items()
+            for key, value in model.state_dict().items()
+        }
+
+    def _model_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in self._model_state().items() if isinstance(value, torch.Tensor)}
+
+    def _plain_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers that are in the state dict and not sharded: under DDP, ranks differ in them until rank 0's are broadcast."""
+        saved = self._model_tensors()
+        return {
+            name: buffer for name, buffer in self._named("named_buffers") if name in saved and not isinstance(buffer, DTensor)
+        }
+
+    # --- saving
+
+    def save(self, folder: Path, context: SaveContext) -> Receipt:
+        """Write this rank's part and its receipt. Raises CheckpointError."""
+        encoder = Encoder("rank")
+        record, named = self._collect(encoder, context)
+        try:
+            encoder.check(f"step {context.step}")
+        except SuperviseError as error:
+            raise CheckpointError(str(error)) from None
+        writer = RankStorageWriter()
+        owners = assign_owners(named, frozenset(self._plain_buffers()), context.world_size)
+        if named:
+            # no_dist: DCP's own collectives would hang with a hung peer.
+            with alone():
+                dcp_save(dict(named), storage_writer=writer, planner=RankSavePlanner(context.rank, owners), no_dist=True)
+        parts = writer.parts + [
+            Part(key, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), to_buffer(tensor))
+            for key, tensor in encoder.tensors.items()
+        ]
+        return write_rank(folder, context, parts, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
+
+    def _collect(self, encoder: Encoder, context: SaveContext) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        named = self._model_tensors()
+        record: dict[str, Any] = {
+            "schema": SCHEMA,
+            "step": context.step,
+            "epoch": context.epoch,
+            "world_size": context.world_size,
+            "rank": context.rank,
+            "values": encoder.encode(context.values, ".values"),
+            "metric": None if context.metric is None else [context.metric.name, repr(context.metric.value), context.metric.mode],
+            "config": encoder.encode(context.config, ".config"),
+        }
+        record |= self._encode_state(encoder)
+        for optimizer in self._optimizers:
+            tensors_, record.setdefault("optimizers", {})[optimizer.prefix] = optimizer.split(encoder)
+            named |= tensors_
+        if self._rng:
+            states = context.rng if context.rng is not None else random_state.capture()
+            record["rng"] = encoder.encode(states, ".rng")
+        for name, buffer in self._plain_buffers().items():
+            if _digest(buffer) != self._buffer_digests[name]:
+                record.setdefault("buffers", {})[name] = encoder.encode(buffer, f".buffer.{name}")
+        return record, named
+
+    def _encode_state(self, encoder: Encoder) -> dict[str, Any]:
+        """The parts whose encodability is checked at attach already."""
+        extra = {name: value for name, value in self._model_state().items() if not isinstance(value, torch.Tensor)}
+        record: dict[str, Any] = {
+            "modes": sorted(name for name, module in self._named("named_modules") if not module.training),
+            "extra": encoder.encode(extra, ".extra"),
+            "objects": {name: encoder.encode(one.state_dict(), f".objects.{name}") for name, one in self._objects.items()},
+        }
+        if self._loader is not None:
+            record["data"] = encoder.encode(self._loader.state_dict(), ".data")
+        return record
+
+    # --- loading
+
+    def load(self, folder: Path) -> Loaded:
+        """Restore everything but random state. Checks all before it changes anything. Raises CheckpointError."""
+        try:
+            return self._load(folder)
+        except (OSError, ContractError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cannot load {folder}: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"cannot load {folder}: its state file is not what this version writes: {error!r}") from error
+
+    def _load(self, folder: Path) -> Loaded:
+        manifest = read_manifest(folder)
+        rank, world = _rank_and_world()
+        source = rank % manifest.world_size
+        record = json.loads((folder / layout.state_name(source, manifest.world_size)).read_bytes())
+        files = [folder / entry.path for entry in manifest.files if entry.path.endswith(".safetensors")]
+        stored = RankFiles(files)
+        own = _own_tensors(folder / layout.tensors_name(source, manifest.world_size))
+        self._check_match(folder, record, stored, own)
+        self._restore_tensors(record, stored, own)
+        notes: list[str] = []
+        if world == manifest.world_size:
+            live = self._plain_buffers()
+            with torch.no_grad():
+                for name, value in record.get("buffers", {}).items():
+                    live[name].copy_(decode(value, own))
+        else:
+            notes.append(
+                f"saved by {manifest.world_size} ranks, loaded by {world}: random state is not restored, rank {rank} takes rank {source}'s objects"
+            )
+        modes = set(record["modes"])
+        for name, module in self._named("named_modules"):
+            module.training = name not in modes
+        for name, one in self._objects.items():
+            one.load_state_dict(decode(record["objects"][name], own))
+        if self._loader is not None and "data" in record:
+            self._loader.load_state_dict(decode(record["data"], own))
+        self._pending_rng = decode(record["rng"], own) if self._rng and "rng" in record and world == manifest.world_size else None
+        metric = record["metric"]
+        return Loaded(
+            step=record["step"],
+            epoch=record["epoch"],
+            world_size=manifest.world_size,
+            best=None if metric is None else Metric(metric[0], float(metric[1]), metric[2]),
+            values=decode(record["values"], own),
+            config=decode(record["config"], own),
+            size=manifest.size,
+            notes=tuple(notes),
+        )
+
+    def _check_match(self, folder: Path, record: Any, stored: RankFiles, own: Mapping[str, torch.Tensor]) -> None:
+        """One error that lists everything that does not fit; nothing has been changed yet."""
+        here = self._model_tensors()
+        prefixes = tuple(f"{prefix}." for prefix in self._models)
+        there = {name for name in stored.names() if name.startswith(prefixes)}
+        missing, unexpected = sorted(set(here) - there), sorted(there - set(here))
+        problems = [
+            f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}"
+            for what, names in (("missing", missing), ("unexpected", unexpected))
+            if names
+        ]
+        if missing and {_unwrapped(name) for name in missing} & {_unwrapped(name) for name in unexpected}:
+            problems.append(
+                "the names differ only by `module.`: the model was wrapped (DDP, compile) on one side; give attach() the same model"
+            )
+        for name in sorted(set(here) & there):
+            dtype, shape = stored.specification(name)
+            if shape != here[name].shape or dtype != here[name].dtype:
+                problems.append(f"{name} is {tuple(shape)} {dtype} there and {tuple(here[name].shape)} {here[name].dtype} here")
+        saved = record.get("optimizers", {})
+        for optimizer in self._optimizers:
+            if optimizer.prefix not in saved:
+                problems.append(f"{optimizer.prefix} is not in the checkpoint")
+            else:
+                problems += optimizer.mismatches(saved[optimizer.prefix], own)
+        ours, theirs = {one.prefix for one in self._optimizers}, set(saved)
+        problems += [
+            f"{name} is in the checkpoint but was not given to attach()"
+            for name in sorted((theirs - ours) | (set(record["objects"]) - set(self._objects)))
+        ]
+        problems += [f"{name} is not in the checkpoint" for name in sorted(set(self._objects) - set(record["objects"]))]
+        if problems:
+            raise CheckpointError(
+                f"cannot load {folder}: it does not fit what was given to attach(): {'; '.join(problems[: 2 * _SHOWN])}"
+            )
+
+    def _restore_tensors(self, record: Any, stored: RankFiles, own: Mapping[str, torch.Tensor]) -> None:
+        targets = self._model_tensors()
+        saved = record.get("optimizers", {})
+        loaded = {one.prefix: one.targets(saved[one.prefix], stored.specification, own) for one in self._optimizers}
+        wanted: dict[str, Any] = {**targets, **{name: tensor for group in loaded.values() for name, tensor in group.items()}}
+        if wanted:
+            with alone():
+                dcp_load(wanted, storage_reader=stored, no_dist=True)
+        for optimizer in self._optimizers:
+            optimizer.restore(saved[optimizer.prefix], loaded[optimizer.prefix], own)
+        extra = decode(record["extra"], own)
+        if extra:
+            for prefix, model in self._models.items():
+                full = model.state_dict()
+                full.update({key: extra[f"{prefix}.{plain_name(key)}"] for key in full if f"{prefix}.{plain_name(key)}" in extra})
+                model.load_state_dict(full)
+
+    # --- random state and numbers
+
+    def restore_rng(self) -> None:
+        """Apply the random state of the last `load`, once."""
+        states, self._pending_rng = self._pending_rng, None
+        if states is not None:
+            random_state.apply(states)
+
+    def capture_rng(self) -> Any:
+        """This rank's random state now."""
+        return random_state.capture() if self._rng else None
+
+    def apply_rng(self, rng: Any) -> None:
+        """Put back what `capture_rng` gave."""
+        if rng is not None:
+            random_state.apply(rng)
+
+    def rates(self) -> dict[str, float]:
+        """Learning rate of the first parameter group."""
+        for optimizer in self._optimizers:
+            return {"lr": float(optimizer.optimizer.param_groups[0]["lr"])}
+        return {}
+
+    def estimated_bytes(self) -> int:
+        """About what this rank's next save writes."""
+        named = self._model_tensors()
+        for optimizer in self._optimizers:
+            named |= optimizer.split(Encoder("rank"))[0]
+        _, world = _rank_and_world()
+        return sum(
+            _local(tensor).numel() * tensor.element_size() // (1 if isinstance(tensor, DTensor) else world)
+            for tensor in named.values()
+        )
+
+
+def _unwrapped(name: str) -> str:
+    return name.replace(".module.", ".").replace("._orig_mod.", ".")
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _by_name(kind: str, given: Any, wanted: type) -> dict[str, Any]:
+    """{"model": m}, or {"model.<name>": m} for a dict of several. Raises SuperviseError for anything else."""
+    if given is None:
+        return {}
+    several = {f"{kind}.{name}": one for name, one in given.items()} if isinstance(given, Mapping) else {kind: given}
+    wrong = [
+        f"{name} is a {type(one).__name__}, not a {wanted.__name__}"
+        for name, one in several.items()
+        if not isinstance(one, wanted)
+    ]
+    if wrong:
+        raise SuperviseError(f"cannot attach: {'; '.join(wrong)}")
+    return several
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return digests.digest_buffers([to_buffer(tensor)])
+
+
+def _own_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """This rank's own tensors: the entries of its file that are no pieces of something larger."""
+    header = tensors.read_header(path)
+    return {
+        key: from_buffer(
+            read_range(path, header.data_start + entry.data_offsets[0], entry.data_offsets[1] - entry.data_offsets[0]),
+            entry.dtype,
+            entry.shape,
+        )
+        for key, entry in header.entries.items()
+        if key not in header.pieces
+    }
