@@ -23,7 +23,8 @@ from supervise_hooks.contract.errors import ContractError, SuperviseError
 from supervise_hooks.contract.manifest import read_manifest, read_receipt
 from supervise_hooks.contract.retention import Retention
 from supervise_hooks.saving import Place
-from supervise_hooks.session import Session, Setup
+from supervise_hooks.session import Session
+from supervise_hooks.setup import Setup
 from supervise_hooks.state import TrainingState
 from supervise_hooks.store import LocalStore, Store, TcpStore, share
 from supervise_hooks.summary import Teller

@@ -4,7 +4,6 @@ When to stop is known by `gate` (the hot path is one comparison), why by `rounds
 `attaching` builds a session; nothing here reads the environment.
 """
 
-import signal as signals_module
 import time
 import traceback
 from collections.abc import Iterator
@@ -12,51 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-
 from supervise_hooks import saving, summary
 from supervise_hooks.agreement import Purpose
-from supervise_hooks.channel import Channel, Handlers
+from supervise_hooks.channel import Handlers
 from supervise_hooks.contract import exit_codes, messages
 from supervise_hooks.contract.errors import SuperviseError
 from supervise_hooks.contract.manifest import Metric, Reason
 from supervise_hooks.gate import NEVER, Gate
 from supervise_hooks.leaving import leave
-from supervise_hooks.orders import LEAVE_MARGIN_S, OnDeath, Orders, Timing
+from supervise_hooks.orders import LEAVE_MARGIN_S, Orders, Timing
 from supervise_hooks.progress import Sight
-from supervise_hooks.resuming import Start
+from supervise_hooks.recording import Moment, Recorder
 from supervise_hooks.rounds import Answer, Callbacks, Member, Round, Rounds
+from supervise_hooks.setup import Setup
 from supervise_hooks.signals import SignalTap
-from supervise_hooks.state import SaveContext, TrainingState
-from supervise_hooks.store import Store
+from supervise_hooks.state import TrainingState
 
-_PRIVATE = "supervise."
-_EVALUATING = _PRIVATE + "evaluating"
-_BEST = _PRIVATE + "best"
 _REASONS: dict[Purpose, Reason] = {"leave": "emergency", "continue": "requested", "periodic": "periodic"}
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a session is told when it is built."""
-
-    run_id: str
-    attempt: int
-    rank: int
-    world_size: int
-    place: saving.Place
-    start: Start = Start()
-    store: Store
-    channel: Channel
-    origin: str = ""
-    every: int | None = None
-    """Steps between periodic saves."""
-    every_s: float | None = None
-    metric: tuple[str, str] | None = None
-    """Name of a logged value and `min` or `max`."""
-    config: dict[str, Any] | None = None
-    save_at_end: bool = True
-    on_death: OnDeath = "flush"
-    signals: tuple[int, ...] = (signals_module.SIGTERM,)
 
 
 class Session:
@@ -72,12 +43,9 @@ class Session:
         """Completed steps."""
         self.resumed: bool = loaded is not None
         """Whether training continues from a checkpoint."""
-        self.best: Metric | None = None if loaded is None else _restored_best(loaded.values, setup.metric) or loaded.best
-        """Best value so far of the metric given to `attach`."""
-        self._values: dict[str, Any] = {}
-        if loaded is not None:
-            self._values = {name: value for name, value in loaded.values.items() if not name.startswith(_PRIVATE)}
-        self._interrupted = loaded is not None and loaded.values.get(_EVALUATING) == 1.0
+        self._recorder = Recorder(state, setup, self._teller)
+        self._values: dict[str, Any] = self._recorder.restored_values()
+        self._interrupted = self._recorder.evaluation_interrupted()
         self._base = self.step
         self._epoch: int | None = None if loaded is None else loaded.epoch
         self._in_epochs = False
@@ -87,7 +55,6 @@ class Session:
         self._finished = False
         self._failed = False
         self._closed = False
-        self._saved: messages.Saved | None = None
         self._tried = -1
         self._requested: Reason | None = None
         self._activity: messages.Activity = "setup"
@@ -112,6 +79,11 @@ class Session:
     # --- what the script reads
 
     @property
+    def best(self) -> Metric | None:
+        """Best value so far of the metric given to `attach`, as of the last save."""
+        return self._recorder.best
+
+    @property
     def epoch(self) -> int | None:
         """The epoch in progress, from 0; None when neither a loader nor `epochs()` counts them."""
         if self._in_epochs or self._loader is None:
@@ -125,7 +97,7 @@ class Session:
 
     @property
     def evaluation_interrupted(self) -> bool:
-        """Whether the checkpoint was saved inside an evaluation that never ended. True until the first step is done.
+        """Whether the checkpoint was saved inside an evaluation that never ended. True until it, or the first step, is done.
 
         Redo the evaluation before `steps()`. `epochs()` runs the interrupted epoch's remainder again by itself, without
         batches; what it does between its last `advance()` and `evaluating()` should then depend on this.
@@ -160,6 +132,7 @@ class Session:
         while self._epoch < count:
             yield self._epoch
             self._epoch += 1
+            self._interrupted = False
         self.finish()
         self._in_epochs = False
 
@@ -220,6 +193,7 @@ class Session:
             self._evaluation_rng = None
             self._state.apply_rng(rng)
             self._activity = activity
+        self._interrupted = False
         if not setup:
             self._check()
 
@@ -308,7 +282,7 @@ class Session:
 
     def _flush(self, active: Round) -> None:
         purpose = active.request.purpose
-        if self._is_start() and self._saved is None:
+        if self._is_start() and self._recorder.saved is None:
             answer: Answer = messages.NothingToSave(flush_id=0, step=self.step)
         else:
             answer = self._write(_REASONS[purpose])
@@ -348,15 +322,17 @@ class Session:
 
     def _standing_answer(self) -> Answer:
         """What is true of an idle loop's state without saving anything."""
-        if self._saved is not None and self._saved.step == self.step:
-            return self._saved
+        if self._recorder.saved is not None and self._recorder.saved.step == self.step:
+            return self._recorder.saved
         if self._is_start():
             return messages.NothingToSave(flush_id=0, step=self.step)
         return messages.SaveFailed(flush_id=0, step=self.step, error="the training loop has ended without a final save")
 
     def _sight(self) -> Sight:
-        values = {name: value for name, value in self._values.copy().items() if isinstance(value, int | float)}
-        return Sight(self.step, self.epoch, self._activity, summary.finite(values))
+        # A tensor on a device is read by the training thread only, when it saves: reading it waits for the device.
+        values = self._values.copy().items()
+        near = {name: value for name, value in values if isinstance(value, int | float) or getattr(value, "is_cpu", False)}
+        return Sight(self.step, self.epoch, self._activity, summary.finite(near))
 
     def _hear_byte(self, byte: int) -> None:
         number = None if self._tap is None else self._tap.heard(byte)
@@ -375,70 +351,20 @@ class Session:
     def _write(self, reason: Reason) -> messages.Saved | messages.SaveFailed:
         """Save at this boundary unless it is saved already. A failure is told; training goes on."""
         self._requested = None
-        if self._saved is not None and self._saved.step == self.step:
-            return self._saved
         self._tried = self.step
         activity, self._activity = self._activity, "saving"
-        try:
-            return self._written(self._context(reason))
-        except Exception as error:  # noqa: BLE001  whatever the disk or a state_dict does, the training must go on
-            self._teller.trouble(f"cannot save step {self.step}: {error}; the previous checkpoint stands", error)
-            return messages.SaveFailed(flush_id=0, step=self.step, error=f"{type(error).__name__}: {error}"[:2000])
-        finally:
-            self._activity = activity
-
-    def _written(self, context: SaveContext) -> messages.Saved:
-        written = saving.save(self._state, self._setup.place, context)
-        self._saved = messages.Saved(
-            flush_id=0,
-            step=context.step,
-            path=str(written.path),
-            size=written.size,
-            seconds=written.seconds,
-            metric=context.metric,
-        )
-        shown = summary.shown_values(
-            {name: value for name, value in context.values.items() if not name.startswith(_PRIVATE)}, self._state.rates()
-        )
-        facts: dict[str, Any] = {"epoch": context.epoch, "step": context.step, "values": shown}
-        facts |= {"size": written.size, "seconds": written.seconds}
-        self._teller.news(summary.checkpoint_line(f"saved ({context.reason})", str(written.path), facts))
-        if written.sealed:
-            alone = self._orders.standing == "alone"
-            saving.after_seal(self._setup.place, self._setup.run_id, alone, self._teller)
-        self._orders.saved_at = time.monotonic()
-        return self._saved
-
-    def _context(self, reason: Reason) -> SaveContext:
-        setup = self._setup
-        values = summary.finite(self._values)
-        metric = self._metric(values)
-        if self.best is not None:
-            values[_BEST] = self.best.value
-        if self._evaluating:
-            values[_EVALUATING] = 1.0
-        return SaveContext(
-            run_id=setup.run_id,
-            attempt=setup.attempt,
-            rank=setup.rank,
-            world_size=setup.world_size,
+        moment = Moment(
             step=self.step,
             epoch=self.epoch,
             reason=reason,
-            metric=metric,
-            values=values,
-            config=setup.config,
+            values=self._values,
+            evaluating=self._evaluating,
             rng=self._evaluation_rng,
         )
-
-    def _metric(self, values: dict[str, float]) -> Metric | None:
-        if self._setup.metric is None or self._setup.metric[0] not in values:
-            return None
-        name, mode = self._setup.metric
-        metric = Metric(name, values[name], "max" if mode == "max" else "min")
-        if self.best is None or (metric.value > self.best.value if mode == "max" else metric.value < self.best.value):
-            self.best = metric
-        return metric
+        answer = self._recorder.write(moment, self._orders.standing == "alone")
+        self._orders.saved_at = time.monotonic()
+        self._activity = activity
+        return answer
 
     # --- signals
 
@@ -450,9 +376,3 @@ class Session:
         except ValueError:
             self._teller.trouble("attached outside the main thread: SIGTERM is not heard, only the supervisor's orders are")
             return None
-
-
-def _restored_best(values: dict[str, float], metric: tuple[str, str] | None) -> Metric | None:
-    if metric is None or _BEST not in values:
-        return None
-    return Metric(metric[0], values[_BEST], "max" if metric[1] == "max" else "min")

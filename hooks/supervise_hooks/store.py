@@ -41,7 +41,7 @@ class Store(Protocol):
 
 
 class LocalStore:
-    """The store of a single rank."""
+    """The store of ranks in one process: of one, usually."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -65,6 +65,8 @@ class LocalStore:
     def perform(self, op: Op, left_s: Callable[[], float]) -> Reply:
         """See Store."""
         with self._changed:
+            if isinstance(op, Put | Decide):
+                self._changed.notify_all()
             match op:
                 case Put(key, value):
                     self._values[key] = value
@@ -111,7 +113,10 @@ class TcpStore:
         try:
             return call()
         except RuntimeError as error:  # DistError and its children; a timeout of a call that has no deadline of ours
-            raise StoreLost(f"cannot reach the store at {self._where}: {str(error).splitlines()[0]}") from error
+            raise StoreLost(
+                f"cannot reach the store at {self._where} (MASTER_ADDR:MASTER_PORT): {str(error).splitlines()[0]}. "
+                "If rank 0 hosts it, attach after init_process_group"
+            ) from error
 
     def post(self, key: str, value: str) -> None:
         """See Store."""

@@ -61,10 +61,14 @@ def shown_values(values: Mapping[str, float], rates: Mapping[str, float]) -> dic
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Logged values as plain numbers. Not-a-number and infinity have no JSON form and are left out."""
+    """Logged values as plain numbers. What is no single number is left out, and so are infinity and not-a-number, which have
+    no JSON form."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
-        plain = float(value)
+        try:
+            plain = float(value)
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
+            continue
         if math.isfinite(plain):
             numbers[name] = plain
     return numbers
