@@ -21,7 +21,8 @@ def with_resume(argv: tuple[str, ...], template: tuple[str, ...], path: str | No
     for word in argv:
         if skip:
             skip = False
-            continue
+            if not word.startswith("-"):  # else the user's option stood alone, as a switch
+                continue
         if word == option and len(template) > 1:
             skip = True
             continue

@@ -59,8 +59,13 @@ def environment(context: LaunchContext) -> dict[str, str]:
     }
 
 
+def _own_words(argv: tuple[str, ...]) -> int:
+    """How many words come before the script: what follows is the script's business, whatever it is called."""
+    return next((index for index, word in enumerate(argv) if word.endswith(".py") and not word.startswith("-")), len(argv))
+
+
 def _max_restarts(argv: tuple[str, ...]) -> int:
-    for index, word in enumerate(argv):
+    for index, word in enumerate(argv[: _own_words(argv)]):
         name, equals, value = word.partition("=")
         if name in ("--max-restarts", "--max_restarts"):
             text = value if equals else (argv[index + 1] if index + 1 < len(argv) else "")
@@ -69,9 +74,10 @@ def _max_restarts(argv: tuple[str, ...]) -> int:
 
 
 def _without_restarts(argv: tuple[str, ...]) -> tuple[str, ...]:
+    own = _own_words(argv)
     kept: list[str] = []
     skip = done = False
-    for word in argv:
+    for word in argv[:own]:
         name, equals, _ = word.partition("=")
         if skip:
             skip = False
@@ -80,7 +86,7 @@ def _without_restarts(argv: tuple[str, ...]) -> tuple[str, ...]:
             skip = not equals
         else:
             kept.append(word)
-    return tuple(kept)
+    return (*kept, *argv[own:])
 
 
 _ROOT = re.compile(r"^Root Cause \(first observed failure\):", re.MULTILINE)
@@ -105,7 +111,21 @@ def parse_failures(output: str) -> tuple[FailureReport, ...]:
 
 def _report(match: re.Match[str]) -> FailureReport:
     code = int(match["code"])
-    error = match["trace"].strip().splitlines()[-1].strip() if match["trace"].strip() else ""
-    if error.startswith("To enable traceback see"):
-        error = ""
+    # torchrun's words name the pid, which would make every failure look new.
+    error = f"killed by {match['rest'].strip().strip('()') or f'signal {-code}'}" if code < 0 else _exception_line(match["trace"])
     return FailureReport(exit_code=exit_codes.from_status(code), rank=int(match["rank"]), error=error)
+
+
+def _exception_line(trace: str) -> str:
+    """`ValueError: ...` of a printed traceback: the first unindented line after the last frame; its message may have more lines."""
+    lines = trace.splitlines()
+    frames = [index for index, line in enumerate(lines) if line.lstrip().startswith("File ")]
+    if not frames:
+        text = lines[0].strip() if lines else ""
+        return "" if text.startswith("To enable traceback see") else text
+    frame_indent = _indent(lines[frames[-1]])
+    return next((line.strip() for line in lines[frames[-1] + 1 :] if line.strip() and _indent(line) < frame_indent), "")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -64,6 +64,7 @@ class Executor:
         self.output: Output | None = None
         self.marker = ""
         self.exit: tuple[int, str] | None = None
+        self._noted = False
         self.before_spawn: Callable[[int, str], None] = lambda attempt, marker: None
         """Makes the coming attempt known durably before it exists."""
         self._handlers: Mapping[type[commands.Command], Callable[..., None]] = {
@@ -115,6 +116,10 @@ class Executor:
                     grace_s=spec.grace_s,
                 ),
             )
+            if not self._noted:
+                self._noted = True
+                for note in plan.notes:
+                    world.say(note)
             world.server.run_id, world.server.attempt = spec.run_id, command.attempt
             self.output = Output(attempt_dir / "output.log")
             world.tree.servants.add(self.output.start())
