@@ -128,21 +128,27 @@ def parse_duration(value: Duration, key: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def parse_signals(rules: Mapping[str, str], grace_s: float) -> tuple[SignalRule, ...]:
-    """Rules by signal. Names with or without SIG, in any case, or numbers. Raises ConfigError for unknown or uncatchable ones."""
+def parse_signals(rules: Mapping[str, str], grace_s: float) -> tuple[tuple[SignalRule, ...], tuple[int, ...]]:
+    """Rules by signal, and the signals to ignore; the last rule of a signal counts, however it is spelled.
+
+    Names with or without SIG, in any case, or numbers. Raises ConfigError for unknown or uncatchable ones.
+    """
     parsed: dict[int, SignalRule] = {}
+    ignored: dict[int, None] = {}
     for spelled, meaning in rules.items():
         number = _signal_number(spelled)
         action, _, grace = str(meaning).partition(":")
         if action == "ignore":
             parsed.pop(number, None)
+            ignored[number] = None
             continue
+        ignored.pop(number, None)
         if action not in ("preempt", "stop", "flush"):
             raise ConfigError(f"cannot use signals.{spelled} = {meaning!r}: choose preempt, stop, flush or ignore")
         known: Action = action  # type: ignore[assignment]
         seconds = parse_duration(grace, f"signals.{spelled}") if grace else grace_s
         parsed[number] = SignalRule(number, signal.Signals(number).name, known, seconds)
-    return tuple(parsed.values())
+    return tuple(parsed.values()), tuple(ignored)
 
 
 def _signal_number(spelled: str) -> int:
@@ -182,6 +188,7 @@ def make_spec(argv: tuple[str, ...], settings: Settings, environ: Mapping[str, s
         value = getattr(settings, key)
         if value is not None and value < 1:
             raise ConfigError(f"cannot use {key} = {value}: at least 1 (the newest whole checkpoint always stays)")
+    signals, ignored_signals = parse_signals(settings.signals, grace_s)
     wait_for_old = settings.wait_for_old if settings.wait_for_old is not None else settings.grace
     return JobSpec(
         argv=argv,
@@ -190,7 +197,8 @@ def make_spec(argv: tuple[str, ...], settings: Settings, environ: Mapping[str, s
         run_root=cwd / settings.run_root,
         checkpoints=None if settings.checkpoints is None else cwd / Path(settings.checkpoints).expanduser(),
         grace_s=grace_s,
-        signals=parse_signals(settings.signals, grace_s),
+        signals=signals,
+        ignored_signals=ignored_signals,
         notice_file=None if settings.notice_file is None else cwd / settings.notice_file,
         launcher=settings.launcher,
         requeue=settings.requeue,

@@ -29,6 +29,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of checkpoints, absolute; None: learned from the ranks."""
     grace_s: float
     signals: tuple[SignalRule, ...]
+    ignored_signals: tuple[int, ...] = ()
+    """Absorbed: left alone they would act by default, and end us."""
     notice_file: Path | None
     launcher: str
     requeue: str

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def supervise_command(spec: JobSpec) -> int:
     """Run to the end; the exit code. Signals are ours from the first moment on."""
     from supervise_daemon.runtime.signals import SignalInbox, is_ignored
 
-    numbers = [rule.number for rule in spec.signals if not is_ignored(rule.number)]
+    numbers = [number for number in (*(rule.number for rule in spec.signals), *spec.ignored_signals) if not is_ignored(number)]
     import signal
 
     with SignalInbox([*numbers, signal.SIGCHLD]) as inbox:
@@ -109,6 +110,9 @@ def supervise_command(spec: JobSpec) -> int:
         except SuperviseError as error:
             click.echo(f"supervise: {error}", err=True)
             return exit_codes.INTERNAL
+        except Exception:  # noqa: BLE001 - whatever it is, it must not look like the job's own exit code 1
+            click.echo(f"supervise: our own fault, please report:\n{traceback.format_exc()}", err=True)
+            return exit_codes.INTERNAL
 
 
 def _detach(spec: JobSpec) -> None:
@@ -121,7 +125,7 @@ def _detach(spec: JobSpec) -> None:
         os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)
     folder = spec.run_root / spec.name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = os.open(folder / "supervise.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for target, source in ((0, null), (1, null), (2, log)):
         os.dup2(source, target)
