@@ -34,8 +34,16 @@ def identify(pid: int | None = None) -> ProcessIdentity:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether exactly that process still exists on this host. Of another host it says False: ask there."""
+    """Whether exactly that process still runs on this host. A zombie does not. Of another host it says False: ask there."""
     try:
-        return identify(identity.pid) == identity
+        return identify(identity.pid) == identity and not _is_zombie(identity.pid)
     except ProcessLookupError:
         return False
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"

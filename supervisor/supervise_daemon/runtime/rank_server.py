@@ -124,9 +124,19 @@ class RankServer:
             return
         try:
             for line in peer.lines.feed(chunk):
-                self._hear(peer, messages.decode_from_rank(line))
+                if peer.connection.fileno() >= 0:  # an answer to an earlier line may have closed it
+                    self._read(peer, line)
         except ContractError:
-            self._close(peer)  # not one of ours, or broken: files are the truth, nothing is lost
+            self._close(peer)  # not one of ours, or of another attempt
+
+    def _read(self, peer: Peer, line: bytes) -> None:
+        try:
+            message = messages.decode_from_rank(line)
+        except ContractError:
+            if peer.hello is None:
+                raise
+            return  # of a newer version, or broken: losing a hint costs less than the rank, whose loss ends the attempt
+        self._hear(peer, message)
 
     def _hear(self, peer: Peer, message: messages.FromRank) -> None:
         if isinstance(message, messages.Hello):

@@ -4,7 +4,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from supervise_daemon.core.events import Event
 
@@ -13,11 +12,11 @@ class Workers:
     """Runs functions off the loop's thread; the event each returns is read by the loop."""
 
     def __init__(self, threads: int = 3) -> None:
-        self._pool: ThreadPoolExecutor | None = None
         self._threads = threads
+        self._started = 0
+        self._jobs: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lock = threading.Lock()
 
     @property
     def fd(self) -> int:
@@ -25,10 +24,16 @@ class Workers:
         return self._read
 
     def submit(self, work: Callable[[], Event | None]) -> None:
-        """Run `work`; threads are made on first use."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="supervise-worker")
-        self._pool.submit(self._run, work)
+        """Run `work`; threads are made on first use. The loop's thread only."""
+        if self._started < self._threads:
+            self._started += 1
+            # Daemons: work that takes minutes (digests of a big checkpoint) must not hold up our exit.
+            threading.Thread(target=self._serve, name=f"supervise-worker-{self._started}", daemon=True).start()
+        self._jobs.put(work)
+
+    def _serve(self) -> None:
+        while True:
+            self._run(self._jobs.get())
 
     def _run(self, work: Callable[[], Event | None]) -> None:
         try:
@@ -61,8 +66,3 @@ class Workers:
             if isinstance(result, BaseException):
                 raise result
             events.append(result)
-
-    def close(self) -> None:
-        """Forget work that has not begun; running work is not waited for."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
