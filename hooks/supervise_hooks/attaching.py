@@ -109,7 +109,7 @@ def open_session(state: TrainingState, wishes: Wishes, environ: Mapping[str, str
     channel = Channel(environ.get(env.SOCKET))
     try:
         store = _open_store(world, environ)
-        began = _begin(world, store, folder, wishes, environ, teller)
+        began = _begin(world, store, folder, wishes, environ)
         if channel.connected:
             channel.send(_hello(world, began, folder, wishes))
             channel.send(messages.Progress(step=0, activity="loading"))
@@ -124,11 +124,7 @@ def open_session(state: TrainingState, wishes: Wishes, environ: Mapping[str, str
         attempt=began.attempt,
         rank=world.rank,
         world_size=world.world_size,
-        place=Place(
-            folder=folder,
-            retention=Retention(keep_last=wishes.keep, keep_every=wishes.keep_every),
-            in_use=frozenset([str(start.path)] if start.path else []),
-        ),
+        place=_place(folder, wishes, start),
         start=start,
         store=store,
         channel=channel,
@@ -139,9 +135,23 @@ def open_session(state: TrainingState, wishes: Wishes, environ: Mapping[str, str
         config=config,
         save_at_end=wishes.save_at_end,
         on_death="continue" if environ.get(env.ON_SUPERVISOR_DEATH) == "continue" else "flush",
-        signals=(signal.SIGTERM, signal.SIGUSR1) if "SLURM_JOB_ID" in environ and not channel.connected else (signal.SIGTERM,),
+        signals=_signals(environ),
     )
     return Session(state, setup, loader)
+
+
+def _place(folder: Path, wishes: Wishes, start: resuming.Start) -> Place:
+    return Place(
+        folder=folder,
+        retention=Retention(keep_last=wishes.keep, keep_every=wishes.keep_every),
+        in_use=frozenset([str(start.path)] if start.path else []),
+    )
+
+
+def _signals(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """SIGUSR1 is Slurm's early warning (`--signal`); supervised, the daemon is the one to hear it."""
+    warned_by_slurm = "SLURM_JOB_ID" in environ and not environ.get(env.SOCKET)
+    return (signal.SIGTERM, signal.SIGUSR1) if warned_by_slurm else (signal.SIGTERM,)
 
 
 # --- where to begin
@@ -156,9 +166,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoint to start from; empty for a fresh start."""
 
 
-def _begin(
-    world: World, store: Store, folder: Path, wishes: Wishes, environ: Mapping[str, str], teller: Teller
-) -> Beginning:
+def _begin(world: World, store: Store, folder: Path, wishes: Wishes, environ: Mapping[str, str]) -> Beginning:
     wanted = resuming.wanted(wishes.resume, environ)
     if env.RUN_ID in environ and wanted != resuming.AUTO:
         return Beginning(run_id=environ[env.RUN_ID], attempt=int(environ.get(env.ATTEMPT, "1")), path=wanted)
@@ -168,7 +176,7 @@ def _begin(
         if wanted == resuming.AUTO:
             path, passed = resuming.choose_newest(folder)
             for reason in passed:
-                teller.trouble(f"passed over {reason}")
+                Teller(world.rank, world.world_size).trouble(f"passed over {reason}")
         mine = msgspec.json.encode(_alone(folder, path, environ)).decode()
     return msgspec.json.decode(share(store, "begin", mine, _BEGIN_S), type=Beginning)
 

@@ -123,8 +123,6 @@ class Channel:
         due = handlers.tick(time.monotonic())
         while not self._closed:
             readable = self._wait(due)
-            if self._closed:
-                return
             if self._read_fd in readable:
                 for byte in filter(None, self._read_pipe()):
                     handlers.byte(byte)

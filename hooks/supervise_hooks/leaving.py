@@ -25,7 +25,7 @@ def _flush() -> None:
             stream.flush()
         except (OSError, ValueError, AttributeError) as error:  # closed, replaced, or its reader is gone
             os.write(2, f"supervise: cannot flush output: {error}\n".encode())
-    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # what logging.shutdown walks
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # noqa: SLF001  what logging.shutdown walks
         handler = reference()
         if handler is not None:
             handler.flush()

@@ -39,6 +39,4 @@ class Pace:
         if sight == self._last:
             return None
         self._last = sight
-        return Progress(
-            step=sight.step, epoch=sight.epoch, activity=sight.activity, step_s=self._step_s, values=sight.values
-        )
+        return Progress(step=sight.step, epoch=sight.epoch, activity=sight.activity, step_s=self._step_s, values=sight.values)

@@ -52,9 +52,7 @@ class Session:
         self._open_step = -1
         self._idle = self.step
         """The boundary at which the watcher answers in our stead: set-up or after the end. -1: the loop answers."""
-        self._finished = False
-        self._failed = False
-        self._closed = False
+        self._finished = self._failed = self._closed = False
         self._tried = -1
         self._requested: Reason | None = None
         self._activity: messages.Activity = "setup"
@@ -63,18 +61,13 @@ class Session:
         self._gate = Gate(self.step)
         self._channel = setup.channel
         self._orders = Orders(self._channel, setup.on_death, Timing(setup.every_s, setup.rank == 0), self._teller)
-        self._rounds = Rounds(
-            Member(setup.rank, setup.world_size, setup.origin),
-            self._gate,
-            setup.store,
-            Callbacks(self._channel.send, self._committed, self._abandoned),
-        )
+        member = Member(setup.rank, setup.world_size, setup.origin)
+        callbacks = Callbacks(self._channel.send, self._committed, self._abandoned)
+        self._rounds = Rounds(member, self._gate, setup.store, callbacks)
         self._orders.attach(self._rounds, self._sight)
         self._tap = self._tap_signals()
         self._rounds.start()
-        self._channel.start(
-            Handlers(self._orders.hear_message, self._hear_byte, self._orders.hear_gone, self._orders.tick)
-        )
+        self._channel.start(Handlers(self._orders.hear_message, self._hear_byte, self._orders.hear_gone, self._orders.tick))
 
     # --- what the script reads
 

@@ -43,7 +43,7 @@ class SignalTap:
         return number if number in self.numbers else None
 
     def close(self) -> None:
-        """Put back handlers and descriptor where they are still ours. Elsewhere than in the main thread nothing can be put back."""
+        """Put back handlers and descriptor where they are still ours. Outside the main thread nothing can be put back."""
         if not self._open or threading.current_thread() is not threading.main_thread():
             return
         self._open = False

@@ -26,7 +26,7 @@ class Teller:
         elif log.hasHandlers():
             log.info("%s", text)
         else:  # logging's own last resort shows only warnings
-            print(f"supervise: {text}", file=sys.stderr, flush=True)
+            print(f"supervise: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     def trouble(self, text: str, error: BaseException | None = None) -> None:
         """Something failed; training goes on. `error`: its traceback is added."""
@@ -61,8 +61,10 @@ def shown_values(values: Mapping[str, float], rates: Mapping[str, float]) -> dic
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Logged values as plain numbers. What is no single number is left out, and so are infinity and not-a-number, which have
-    no JSON form."""
+    """Logged values as plain numbers.
+
+    What is no single number is left out, and so are infinity and not-a-number, which have no JSON form.
+    """
     numbers: dict[str, float] = {}
     for name, value in values.items():
         try:

@@ -1,10 +1,10 @@
 """For tests of training scripts: a fake supervisor on a real socket, and a training state without torch.
 
-    with FakeSupervisor(tmp_path) as supervisor:
-        process = subprocess.Popen([sys.executable, "train.py"], env=supervisor.env())
-        supervisor.ask_flush()
-        saved = supervisor.wait_for(messages.Saved)
-        supervisor.leave()
+with FakeSupervisor(tmp_path) as supervisor:
+    process = subprocess.Popen([sys.executable, "train.py"], env=supervisor.env())
+    supervisor.ask_flush()
+    saved = supervisor.wait_for(messages.Saved)
+    supervisor.leave()
 """
 
 import os

@@ -129,9 +129,7 @@ def test_no_interleaving_breaks_a_promise(main: Actor) -> None:
     assert broken_promises(main, promising) == []
 
 
-@pytest.mark.parametrize(
-    ("main", "thread"), [(loop_reads_first, promising), (loop, promising_once), (loop, promising_the_past)]
-)
+@pytest.mark.parametrize(("main", "thread"), [(loop_reads_first, promising), (loop, promising_once), (loop, promising_the_past)])
 def test_planted_bugs_are_found(main: Actor, thread: Actor) -> None:
     """Swapped accesses, a missing second look and a promise of the past are all caught by the same exploration."""
     assert broken_promises(main, thread)

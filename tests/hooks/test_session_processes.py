@@ -205,7 +205,9 @@ def test_importing_is_free_of_torch_and_effects() -> None:
 
 # --- two ranks
 
-TOY = PREAMBLE.replace("state = ", "import torch.distributed as dist\ndist.init_process_group('gloo')\nimport torch\nstate = ") + """
+TOY = (
+    PREAMBLE.replace("state = ", "import torch.distributed as dist\ndist.init_process_group('gloo')\nimport torch\nstate = ")
+    + """
 rank = dist.get_rank()
 tensor = torch.zeros(1)
 for step in run.steps(10**9):
@@ -215,6 +217,7 @@ for step in run.steps(10**9):
     if step == 5 and rank == 0:
         print("ready", flush=True)
 """
+)
 
 
 def torchrun(tmp_path: Path, environ: dict[str, str]) -> "subprocess.Popen[str]":
