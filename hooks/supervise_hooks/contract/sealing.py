@@ -4,6 +4,7 @@ Sealed by the last rank to write its receipt, by the daemon, or by the next star
 """
 
 import contextlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -53,10 +54,12 @@ def _collect(folder: Path) -> tuple[list[Receipt] | None, str]:
     # Debris of a killed save may lie beside: only receipts of one attempt and one world belong together.
     newest = max(receipts, key=lambda receipt: receipt.attempt)
     same = [r for r in receipts if (r.run_id, r.attempt, r.world_size) == (newest.run_id, newest.attempt, newest.world_size)]
-    missing = sorted(set(range(newest.world_size)) - {r.rank for r in same})
+    there = {r.rank for r in same}
+    missing = list(itertools.islice((rank for rank in range(newest.world_size) if rank not in there), 9))
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        return None, f"{len(missing)} of {newest.world_size} receipts of attempt {newest.attempt} are missing: rank {shown}"
+        count = newest.world_size - len(there)
+        return None, f"{count} of {newest.world_size} receipts of attempt {newest.attempt} are missing: rank {shown}"
     return same, "complete"
 
 

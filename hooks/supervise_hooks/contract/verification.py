@@ -3,6 +3,7 @@
 Shared by both sides: the daemon verifies before it chooses a resume point, a script alone does so for itself.
 """
 
+import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from supervise_hooks.contract.manifest import FORMAT, FileEntry, Manifest, read_
 
 Depth = Literal["quick", "full"]
 Verdict = Literal["WHOLE", "TORN", "UNKNOWN"]
+
+_NAMED = 8
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +53,7 @@ def verify_sealed(
     headers: list[tensors.Header] = []
     sound: list[FileEntry] = []
     for entry in manifest.files:
-        problem = _presence(folder / entry.path, entry)
+        problem = _presence(folder, entry)
         if problem is None and entry.path.endswith(".safetensors"):
             try:
                 headers.append(tensors.read_header(folder / entry.path))
@@ -78,11 +81,18 @@ def _ranks_missing(manifest: Manifest) -> list[str]:
     """The world that saved is in the manifest; the world of whoever looks is of no concern."""
     ranks = {parsed[0] for entry in manifest.files if (parsed := layout.parse_rank_file(entry.path))}
     # A manifest made by `seal` over somebody else's files names no rank files at all.
-    missing = sorted(set(range(manifest.world_size)) - ranks) if ranks else []
-    return [f"rank {rank} of {manifest.world_size} has no files" for rank in missing]
+    missing = (rank for rank in range(manifest.world_size) if rank not in ranks) if ranks else iter(())
+    # A hostile world size must cost neither memory nor time: a few names, then a count.
+    named = [f"rank {rank} of {manifest.world_size} has no files" for rank in itertools.islice(missing, _NAMED)]
+    more = manifest.world_size - sum(rank < manifest.world_size for rank in ranks) - len(named) if ranks else 0
+    return named + ([f"{more} more of {manifest.world_size} ranks have no files"] if more > 0 else [])
 
 
-def _presence(path: Path, entry: FileEntry) -> str | None:
+def _presence(folder: Path, entry: FileEntry) -> str | None:
+    path = folder / entry.path
+    # The file itself is looked at without following a link; nor may a folder on the way lead out of the checkpoint.
+    if "/" in entry.path and any((folder / parent).is_symlink() for parent in Path(entry.path).parents):
+        return f"{entry.path} lies behind a link"
     try:
         info = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

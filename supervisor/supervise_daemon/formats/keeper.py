@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from supervise_daemon.core import events
-from supervise_daemon.core.resume import Candidate, Choice, Refusal, ResumeFacts, choose_resume_point
-from supervise_daemon.formats import catalog
+from supervise_daemon.core.resume import Candidate, Choice, Refusal, ResumeFacts
+from supervise_daemon.formats import catalog, tending
+from supervise_daemon.formats.choosing import Look, clear_away, decide
 from supervise_daemon.job_spec import JobSpec
-from supervise_hooks.contract import exit_codes, layout, messages, sealing
+from supervise_hooks.contract import exit_codes, messages, sealing
 from supervise_hooks.contract.errors import CheckpointError
 from supervise_hooks.contract.retention import Retention
 from supervise_hooks.contract.verification import verify_sealed
@@ -55,13 +56,17 @@ class Keeper:
             folder = self._where()
             if not self._fresh:
                 if set_aside is not None:
-                    catalog.set_aside(Path(set_aside), self._say, "attempts that start from it keep failing")
-                catalog.seal_ready(folder, self._say)
-            decision, _ = self._decide(folder, move=True)
+                    tending.set_aside(Path(set_aside), self._say, "attempts that start from it keep failing")
+                tending.seal_ready(folder, self._spec.run_id, self._say)
+            decision, candidates = self._decide(folder, move=True)
+            if isinstance(decision, Choice):
+                clear_away(candidates, decision, self._spec.run_id, self._say)
         # --fresh is about the first attempt of this supervisor: later ones go on from what that one saved.
         self._fresh = False
         if isinstance(decision, Refusal):
             return events.ResumeRefused(ticket=0, reason=decision.reason, exit_code=exit_codes.NO_RESUME_POINT)
+        for note in decision.notes:
+            self._say(note)
         self._in_use = decision.path
         return events.ResumePointChosen(ticket=0, path=decision.path, step=decision.step, reason=decision.reason)
 
@@ -88,7 +93,7 @@ class Keeper:
         """Apply retention in the folder of `newest`, which has just been proved whole."""
         in_use = frozenset({newest} | ({self._in_use} if self._in_use else set()))
         with self._disk:
-            notes = catalog.prune(Path(newest).parent, self._retention, self._spec.run_id, in_use)
+            notes = tending.prune(Path(newest).parent, self._retention, self._spec.run_id, in_use)
         for note in notes:
             self._say(note)
 
@@ -96,13 +101,15 @@ class Keeper:
         """After an attempt: seal what lies ready; step of the newest checkpoint of this run that is quickly proved whole."""
         folder = self._where()
         with self._disk:
-            catalog.seal_ready(folder, self._say)
+            tending.seal_ready(folder, self._spec.run_id, self._say)
             if catalog.folder_state(folder) != "ok":
                 return None
             ours = [
                 found.candidate.step
                 for found in catalog.scan(folder)
-                if found.candidate.state == "whole" and found.candidate.run_id == self._spec.run_id and found.candidate.step is not None
+                if found.candidate.state == "whole"
+                and found.candidate.run_id == self._spec.run_id
+                and found.candidate.step is not None
             ]
         return max(ours, default=None)
 
@@ -120,24 +127,4 @@ class Keeper:
             ever_whole=ever_whole,
             fresh_allowed=self._fresh,
         )
-        candidates = [] if facts.folder != "ok" or self._fresh else [found.candidate for found in catalog.scan(folder)]
-        proved: set[str] = set()
-        while True:
-            decision = choose_resume_point(candidates, facts)
-            if isinstance(decision, Refusal) or decision.path is None or decision.path in proved:
-                break
-            found = catalog.relook(Path(decision.path), "full", RELOOK_S)
-            proved.add(decision.path)
-            fresh = found.candidate if found is not None else None
-            candidates = [fresh if c.path == decision.path and fresh is not None else c for c in candidates]
-        if move and not isinstance(decision, Refusal):
-            self._clear_away(candidates, decision)
-        return decision, candidates
-
-    def _clear_away(self, candidates: list[Candidate], decision: Choice) -> None:
-        """Torn checkpoints of this run that are newer than the choice are moved aside: nobody shall stumble over them again."""
-        for candidate in candidates:
-            ours = candidate.run_id == self._spec.run_id or (candidate.run_id is None and layout.parse_step(Path(candidate.path).name) is not None)
-            if candidate.state == "torn" and ours and (decision.step is None or (candidate.step or 0) >= decision.step):
-                catalog.set_aside(Path(candidate.path), self._say, candidate.problems[0] if candidate.problems else "not whole")
-
+        return decide(folder, facts, Look(relook_s=RELOOK_S if move else 0.0))
