@@ -82,7 +82,7 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_f
                 near = difflib.get_close_matches(key, Settings.__struct_fields__, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(Settings.__struct_fields__)}"
                 raise ConfigError(f"cannot use {key!r} from {origin}: no such setting{hint}")
-            merged[key] = {**merged.get(key, DEFAULT_SIGNALS), **value} if key == "signals" and isinstance(value, dict) else value
+            merged[key] = _over(merged.get(key, DEFAULT_SIGNALS), value) if key == "signals" and isinstance(value, dict) else value
             origins[key] = origin
     try:
         return msgspec.convert(merged, Settings, strict=False), origins
@@ -90,6 +90,10 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_f
         key = (re.findall(r"\$\.(\w+)", str(error)) or ["?"])[0]
         text = str(error).partition(" - at")[0].lower()
         raise ConfigError(f"cannot use {key} = {merged.get(key)!r} from {origins.get(key, 'the configuration')}: {text}") from None
+
+
+def _over(rules: dict[str, Any], newer: dict[Any, Any]) -> dict[str, Any]:
+    return {**rules, **{str(name): meaning for name, meaning in newer.items()}}  # YAML reads `10: flush` as a number
 
 
 def _file_layers(config_file: str | None) -> list[tuple[str, dict[str, Any]]]:
@@ -171,14 +175,14 @@ def default_name(argv: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -
     if environ.get("SLURM_JOB_ID"):
         return f"slurm-{environ['SLURM_JOB_ID']}"
     script = next((word for word in argv if re.fullmatch(r"[^-].*\.(py|sh)", word)), argv[0])
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", Path(script).stem)[:40] or "run"
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", Path(script).stem).lstrip("._-")[:40] or "run"
     digest = hashlib.sha256("\0".join((str(cwd), *argv)).encode("utf-8", "surrogateescape")).hexdigest()
     return f"{stem}-{digest[:8]}"
 
 
 def make_spec(argv: tuple[str, ...], settings: Settings, environ: Mapping[str, str], cwd: Path) -> JobSpec:
     """The run described by `settings`. Raises ConfigError."""
-    name = settings.name or default_name(argv, environ, cwd)
+    name = settings.name if settings.name is not None else default_name(argv, environ, cwd)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise ConfigError(f"cannot use name {name!r}: letters, digits, dot, dash and underscore only, at most 128, not beginning with a dot")
     grace_s = parse_duration(settings.grace, "grace")

@@ -3,6 +3,7 @@
 Creating it is a preemption; while it stays, the notice is not repeated; removing it arms the source again.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -42,7 +43,9 @@ class FileNotice:
 
     def _first_line(self) -> str:
         try:
-            with self.path.open(errors="replace") as file:
+            # NONBLOCK: a FIFO in its place must not hang the loop.
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, errors="replace") as file:
                 return file.readline(64)
         except OSError:
             return ""
