@@ -15,7 +15,7 @@ from supervise_daemon.core.job import Phase
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.process]
 
 STRIKES = 64
-STEPS = 700
+STEPS = 1000
 TRAIN = ["--steps", str(STEPS), "--every", "12", "--eval-every", "15", "--step-s", "0.02", "--workers", "1"]
 
 
