@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline and a good message."""
+"""Waiting for something to become true, with a deadline and a message."""
 
 import time
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(check: Callable[[], T], *, what: str, timeout_s: float = 20.0) -> T:
-    """The first true value of `check`; AssertionError naming `what` when there is none in time."""
+def eventually(look: Callable[[], T], what: str, timeout_s: float = 20.0) -> T:
+    """The first true value that `look` returns; fails naming `what`, with the last value seen."""
     deadline = time.monotonic() + timeout_s
     while True:
-        value = check()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}; last seen: {value!r}"
-        time.sleep(0.01)
+        seen = look()
+        if seen:
+            return seen
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}; last seen: {seen!r}"
+        time.sleep(0.02)
