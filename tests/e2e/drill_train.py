@@ -8,6 +8,8 @@ import argparse
 import hashlib
 import os
 import random
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +56,9 @@ def main() -> None:
     parser.add_argument("--eval-every", type=int, default=15)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--fail-at", type=int, default=-1, help="rank 1 raises at this step, in every attempt")
+    parser.add_argument("--exit-at", type=int, default=-1, help="rank 1 exits 7 at this step, in every attempt")
+    parser.add_argument("--own-handlers", action="store_true", help="replace every handler by one that notes the signal")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", default=None)
     args = parser.parse_args()
@@ -75,11 +80,18 @@ def main() -> None:
     run = supervise_hooks.attach(
         model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every=args.every, resume=args.resume, metric="min:loss"
     )
+    if args.own_handlers:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, lambda number, _: (PHASES / f"signal.rank{RANK}").write_text(str(number)))
     log = os.open(f"{args.out}.samples.rank{RANK}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     batches = run.batches()
     phase("first")
     for step in run.steps(args.steps):
         begun = time.monotonic()
+        if step == args.fail_at and RANK == 1:
+            raise ValueError("a bad batch")
+        if step == args.exit_at and RANK == 1:
+            sys.exit(7)
         consumed = []
         for _ in range(2):  # gradient accumulation
             ids, x, y = next(batches)

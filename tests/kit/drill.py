@@ -1,6 +1,7 @@
 """A supervised run under attack: start it, look at it, strike it at a chosen moment, and prove at the end that nothing is left."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -40,22 +42,44 @@ def environment(work: Path, name: str) -> dict[str, str]:
 class Victim:
     """One run called `drill` in `work`, started again whenever its supervisor ends or is killed."""
 
-    def __init__(self, work: Path, train_arguments: list[str], options: list[str] | None = None) -> None:
+    def __init__(self, work: Path, train_arguments: list[str], options: list[str] | None = None, wrap: list[str] | None = None) -> None:
+        """`options` go to supervise, `wrap` stands between it and torchrun."""
         self.work = work
         self.status_path = work / "runs" / "drill" / "status.json"
         self.log = work / "supervise.log"
         self.argv = [
             str(BIN / "supervise"), "--name", "drill", "--run-root", str(work / "runs"), "--grace", "20",
             "--max-crashes", "10000", "--backoff-first", "0.05", "--backoff-max", "0.2", *(options or []),
-            "--", *torchrun(work, "drill", *train_arguments),
+            "--", *(wrap or []), *torchrun(work, "drill", *train_arguments),
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
         self.exit_codes: list[int] = []
 
-    def start(self) -> None:
-        """Start a supervisor."""
+    def start(self, *before: str, own_group: bool = False) -> None:
+        """Start a supervisor; `before` are words in front of it."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.argv, env=environment(self.work, "drill"), stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*before, *self.argv], env=environment(self.work, "drill"), stdout=log, stderr=log, start_new_session=own_group
+            )
+
+    def wait_training(self, step: int, timeout_s: float = 40) -> Status:
+        """The status once training has got that far; AssertionError with the log when it does not."""
+        assert self.wait(
+            lambda: (status := self.status()) is not None and status.phase == "RUNNING" and (status.step or 0) >= step, timeout_s
+        ), f"training did not reach step {step}: {self.log.read_text(errors='replace')[-3000:]}"
+        status = self.status()
+        assert status is not None
+        return status
+
+    def end(self, timeout_s: float = 40) -> int:
+        """Wait for the supervisor's end; its exit code."""
+        assert self.process is not None
+        return self.process.wait(timeout=timeout_s)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Steps of the journal."""
+        lines = (self.status_path.parent / "journal.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == "step"]
 
     def ensure(self) -> None:
         """Start one if none runs and the job has not finished."""
