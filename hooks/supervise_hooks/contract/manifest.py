@@ -3,6 +3,7 @@
 Only their JSON form is the contract; unknown fields of newer versions are ignored on reading.
 """
 
+import io
 import os
 import stat
 from pathlib import Path
@@ -81,11 +82,8 @@ def encode(record: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
-RecordT = TypeVar("RecordT", Receipt, Manifest)
-
-
-def _decode(path: Path, kind: type[RecordT]) -> RecordT:
-    """Read one record with a bound on its size: it may come from a stranger's folder."""
+def open_regular(path: Path) -> io.FileIO:
+    """A regular file opened for reading, unbuffered. Raises FileNotFoundError, ContractError (a link, pipe, folder; no access)."""
     try:
         # NOFOLLOW: a link may lead out of the checkpoint. NONBLOCK: a FIFO must not hang the reader.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -93,11 +91,19 @@ def _decode(path: Path, kind: type[RecordT]) -> RecordT:
         raise
     except OSError as error:
         raise ContractError(f"cannot read {path}: {error.strerror}") from None
-    with open(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise ContractError(f"cannot read {path}: not a regular file")
-        size = info.st_size
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ContractError(f"cannot read {path}: not a regular file")
+    return io.FileIO(fd, "rb")
+
+
+RecordT = TypeVar("RecordT", Receipt, Manifest)
+
+
+def _decode(path: Path, kind: type[RecordT]) -> RecordT:
+    """Read one record with a bound on its size: it may come from a stranger's folder."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size > MAX_RECORD_BYTES:
             raise ContractError(f"cannot read {path}: {size} bytes is too large for a {kind.__name__.lower()}")
         content = file.read()

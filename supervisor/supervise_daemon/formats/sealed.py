@@ -5,7 +5,6 @@ Also tells, of a folder without manifest, whether somebody is writing it now or 
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from supervise_daemon.core.resume import State
 from supervise_hooks.contract import layout
 from supervise_hooks.contract.errors import ContractError
 from supervise_hooks.contract.identity import ProcessIdentity, is_alive
-from supervise_hooks.contract.manifest import FORMAT, Manifest, read_receipt
+from supervise_hooks.contract.manifest import FORMAT, Manifest, open_regular, read_receipt
 from supervise_hooks.contract.verification import Depth, Inspection, verify_sealed
 
 FOREIGN_WRITER_S = 600.0
@@ -64,7 +63,7 @@ def inspect_sealed(
 
 
 def has_manifest(path: Path) -> bool:
-    """Whether something bears the manifest's name, usable or not; so too when the folder cannot be entered: nothing is known then."""
+    """Whether something bears the manifest's name, usable or not; also when the folder cannot be entered."""
     try:
         os.lstat(path / layout.MANIFEST)
     except FileNotFoundError:
@@ -122,18 +121,15 @@ def read_unsealed(path: Path, now: float) -> Unsealed:
 def _read_mark(path: Path) -> tuple[_Mark | None, float | None]:
     """(content, wall time of its last change); (None, …) for one cut off, (None, None) for one that is gone or no file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None, None  # removed meanwhile: its rank has just finished
-    with open(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            return None, None
-        content = file.read(_MAX_MARK_BYTES)
+        with open_regular(path) as file:
+            changed_at = os.fstat(file.fileno()).st_mtime
+            content = file.read(_MAX_MARK_BYTES)
+    except (ContractError, OSError):
+        return None, None  # removed meanwhile, its rank has just finished; or no mark at all
     try:
-        return msgspec.json.decode(content, type=_Mark), info.st_mtime
+        return msgspec.json.decode(content, type=_Mark), changed_at
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None, info.st_mtime
+        return None, changed_at
 
 
 def _is_writing(mark: _Mark | None, changed_at: float | None, now: float) -> bool:

@@ -47,7 +47,10 @@ def seal_ready(folder: Path, run_id: str, say: Callable[[str], None]) -> None:
 
 
 def set_aside(path: Path, say: Callable[[str], None], why: str) -> Path | None:
-    """Move a checkpoint to `set-aside/`, never deleting it; links are moved as links. Its new path, or None: it stays, and that is said."""
+    """Move a checkpoint to `set-aside/`, never deleting it; links are moved as links.
+
+    Its new path; None when it stays, which is said, or is gone already.
+    """
     target_dir = path.parent / layout.SET_ASIDE
     target = target_dir / path.name
     try:
