@@ -1,5 +1,7 @@
-"""A small byte-level GPT, trained on the source files of Python's own standard library. Runs alone, under torchrun, under supervise.
+"""A small byte-level GPT, trained on the source files of Python's own standard library.
 
+    python train.py
+    torchrun --nproc-per-node 2 train.py
     supervise torchrun --nproc-per-node 2 train.py
 
 Lines marked with `# supervise` are all that the script does to survive being interrupted.
@@ -115,6 +117,7 @@ def evaluate(run: supervise_hooks.Session, model: nn.Module, loader: DataLoader[
 
 
 def parse_arguments() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=8, help="of one rank, of one forward pass")
@@ -151,6 +154,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def main() -> None:
+    """Train."""
     args = parse_arguments()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

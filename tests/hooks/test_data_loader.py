@@ -13,7 +13,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from supervise_hooks.integrations.data import ResumableLoader, wrap
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine with one core
+]
 
 
 class Numbers(Dataset[int]):

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
@@ -14,7 +14,11 @@ from torch.utils.data.distributed import DistributedSampler
 from supervise_hooks.integrations.data import ResumableLoader, wrap
 from supervise_hooks.integrations.streams import capture_shared, restore_shared
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning"),  # torchdata 0.11 calls it
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine with one core
+]
 
 SAMPLES = 22
 EPOCHS = 3
@@ -32,7 +36,7 @@ class Augmented(Plain):
     """Each sample carries draws of all three libraries."""
 
     def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index, random.random(), float(numpy.random.rand()), torch.rand(()).item()], dtype=torch.float64)
+        return torch.tensor([index, random.random(), float(np.random.rand()), torch.rand(()).item()], dtype=torch.float64)
 
 
 class AugmentedAtOnce(Augmented):
@@ -49,7 +53,7 @@ class Lazy(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(SAMPLES):
-            yield (int(torch.randint(SAMPLES, ()).item()) + random.randrange(SAMPLES) + int(numpy.random.randint(9))) % SAMPLES
+            yield (int(torch.randint(SAMPLES, ()).item()) + random.randrange(SAMPLES) + int(np.random.randint(9))) % SAMPLES
 
 
 class Stream(IterableDataset[Any]):
@@ -125,7 +129,7 @@ WORKERS: dict[str, Callable[[], Any]] = {
 
 def seed_all(seed: int) -> None:
     random.seed(seed)
-    numpy.random.seed(seed)
+    np.random.seed(seed)
     torch.manual_seed(seed)
 
 
@@ -134,12 +138,12 @@ def key(batch: Any) -> Any:
 
 
 def train(loader: ResumableLoader, steps: int, by_epoch: bool, epoch: int) -> list[Any]:
-    """Every batch with the dropout mask drawn after it; stops after so many steps, and by epochs not before a loop's end is seen."""
+    """Every batch with the dropout mask drawn after it; stops after so many steps, by epochs once an epoch's end is seen."""
     seen: list[Any] = []
     while len(seen) < steps:
         iterator = iter(loader) if by_epoch else loader.batches()
         for batch in itertools.islice(iterator, steps - len(seen)):
-            seen.append((loader.position, key(batch), torch.rand(2).tolist(), random.random(), float(numpy.random.rand())))
+            seen.append((loader.position, key(batch), torch.rand(2).tolist(), random.random(), float(np.random.rand())))
     if by_epoch and loader.position[1] == epoch:
         assert next(iterator, None) is None
         assert loader.position[1] == 0
@@ -197,7 +201,6 @@ def test_interrupted_anywhere_without_workers(name: str, by_epoch: bool) -> None
 
 
 @pytest.mark.process
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("by_epoch", [True, False])
 @pytest.mark.parametrize("name", WORKERS)
 def test_interrupted_anywhere_with_workers(name: str, by_epoch: bool) -> None:

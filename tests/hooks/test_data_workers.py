@@ -1,9 +1,11 @@
 """Data workers live through a SIGTERM to the whole tree, obey their own rank, and do not outlive it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +53,7 @@ if __name__ == "__main__":
     count += sum(1 for _ in batches)
     print(count, flush=True)
     half = iter(loader)
-    next(half)
+    next(half), next(half)  # one of each worker: a spawned one that finds us gone while it starts complains on stderr
     if kind == "dropped":
         del half, batches
         print("dropped", flush=True)
@@ -67,10 +69,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     started: list[subprocess.Popen[str]] = []
+    # What a killed rank leaves goes with it; tmp_path is too long for multiprocessing's socket names.
+    temporary = Path(tempfile.mkdtemp(prefix="sup"))
 
     def begin(kind: str, context: str = "fork", persistent: bool = False, blocked: bool = False) -> subprocess.Popen[str]:
+        environ = {**os.environ, "TMPDIR": str(temporary)}
         words = [sys.executable, str(script), kind, context, str(persistent), str(blocked)]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+        )
         started.append(process)
         return process
 
@@ -81,6 +88,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 child.kill()
             process.kill()
         process.communicate()
+    shutil.rmtree(temporary)
 
 
 def line(process: subprocess.Popen[str]) -> list[int]:

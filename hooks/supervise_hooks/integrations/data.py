@@ -63,7 +63,7 @@ class ResumableLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch after a resume, else a whole epoch. A loop left early counts as an epoch, as with a DataLoader."""
+        """The rest of the epoch after a resume, else a whole epoch. A loop left early counts as an epoch."""
         if self._resuming:
             self._resuming = False
         elif self._handed:

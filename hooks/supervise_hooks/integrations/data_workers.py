@@ -34,7 +34,8 @@ def born_shielded(loader: Any) -> Iterator[None]:
     """SIGTERM is blocked in this thread while the workers of `loader` are started, so that they are born with it blocked.
 
     Without it there is a moment between fork and `WorkerInit`, and a spawned worker has threads (OpenBLAS) from importing
-    NumPy, born before `WorkerInit` could block anything.
+    NumPy, born before `WorkerInit` could block anything. Its price: a rank that exits while workers are still starting waits for
+    them to have started (the TERM stays pending until then).
     """
     if getattr(loader, "num_workers", 0) == 0:
         yield
@@ -88,14 +89,15 @@ def _listen() -> None:
 
 
 def _obey(rank: int) -> None:
-    """torch and multiprocessing TERM a worker when they tidy up; unheard, the exit of a half-read loader hangs for ever."""
+    """End on the TERM by which torch and multiprocessing tidy up; unheard, the exit of a half-read loader hangs for ever."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank:
         pass
     os._exit(0)
 
 
 def _follow(pidfd: int) -> None:
-    """A pidfd and not PR_SET_PDEATHSIG: that one fires when the thread that forked us ends, and means the wrong parent under forkserver."""
+    """End with the rank."""
+    # Not PR_SET_PDEATHSIG: it fires when the thread that forked us ends, and means the wrong parent under forkserver.
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.poll()
