@@ -188,7 +188,7 @@ _candidates = st.lists(
 
 @given(found=_candidates, first=st.booleans(), ever=st.booleans())
 def test_the_choice_is_always_the_highest_whole_step_of_this_run(found: list[Candidate], first: bool, ever: bool) -> None:
-    """Over any folder: never a bad, foreign or older one; never fresh while ours is whole; nothing that was ever whole is forgotten."""
+    """Over any folder: never a bad, foreign or older one; never fresh while ours is whole, or was."""
     decision = choose_resume_point(found, facts(first_attempt=first, ever_whole=ever))
     good = [c for c in found if c.state == "whole" and c.sealed_kind and c.step is not None and c.run_id in ("mine", None)]
     if good:

@@ -324,7 +324,7 @@ def test_what_torch_really_writes_is_whole(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_damage_makes_inspection_raise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Any cut and any overwritten bytes, in each format: a verdict, never an exception; data damage is never called whole in full."""
+    """Any cut and any overwritten bytes, in each format: a verdict, never an exception."""
     base = tmp_path_factory.mktemp("fuzz")
     path = data.draw(st.sampled_from([torch_zip(base / "m.pt"), base / "m.safetensors"]))
     if path.suffix == ".safetensors":

@@ -83,7 +83,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """A regular file opened for reading, unbuffered. Raises FileNotFoundError, ContractError (a link, pipe, folder; no access)."""
+    """A regular file opened for reading, unbuffered. Raises FileNotFoundError, ContractError (link, pipe, folder, no access)."""
     try:
         # NOFOLLOW: a link may lead out of the checkpoint. NONBLOCK: a FIFO must not hang the reader.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
