@@ -26,7 +26,7 @@ from supervise_daemon.runtime.loop import Loop
 from supervise_daemon.runtime.rank_server import Peer, RankServer
 from supervise_daemon.runtime.recorder import Recorder
 from supervise_daemon.runtime.scribe import Scribe
-from supervise_daemon.runtime.run_dir import RunDir, make_private_dir, remove_private_dir
+from supervise_daemon.runtime.run_dir import RunDir, make_private_dir, remove_private_dir, sweep_private_dirs
 from supervise_daemon.runtime.signals import SignalInbox
 from supervise_daemon.runtime.status import Status, mask_secrets
 from supervise_daemon.runtime.takeover import take_over
@@ -58,7 +58,7 @@ def supervise(spec: JobSpec, inbox: SignalInbox) -> int:
     """Look after the job to its end; the exit code. Raises AlreadyRunning, SuperviseError, OSError."""
     run_dir = RunDir(spec.run_root, spec.name)
     run_dir.acquire()
-    private_dir = make_private_dir()
+    private_dir = make_private_dir(run_dir.owner_key())
     try:
         return _build(spec, run_dir, private_dir).run(inbox)
     finally:
@@ -79,11 +79,18 @@ def _build(spec: JobSpec, run_dir: RunDir, private_dir: Path) -> Loop:
     tree, workers = Tree(), Workers()
     posts: list[Callable[..., None]] = []
     server = RankServer(private_dir / "supervise.sock", selector, lambda event: posts[0](event))
+
+    def clear() -> str | None:
+        why_not = take_over(memory, spec.wait_for_old_s, say)
+        if why_not is None:
+            sweep_private_dirs(run_dir.owner_key(), keep=private_dir)
+        return why_not
+
     keeper = Keeper(
         spec=spec,
         folder=lambda: spec.checkpoints or (Path(recorder.memory.checkpoints) if recorder.memory.checkpoints else None),
         facts=lambda: (recorder.memory.attempt == 0, recorder.memory.ever_whole),
-        clear=lambda: take_over(memory, spec.wait_for_old_s, say),
+        clear=clear,
         say=say,
     )
     controls = Controls(server)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,9 @@ def _seen(victim: Victim, event: str) -> bool:
     return any(step["event"]["type"] == event for step in victim.events())
 
 
-def test_a_term_to_supervise_is_flushed_before_torchrun_or_a_rank_sees_any_signal(tmp_path: Path) -> None:
+def test_a_term_to_supervise_is_flushed_before_torchrun_or_a_rank_sees_any_signal(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """TERM at step N, with the ranks' handlers replaced by the script's: both save one step, exit 75, no rank got a signal."""
-    victim = Victim(tmp_path, [*TRAIN, "--own-handlers"])
+    victim = make_victim(tmp_path, [*TRAIN, "--own-handlers"])
     victim.start()
     victim.wait_training(20)
     assert victim.process is not None
@@ -51,11 +52,11 @@ def test_a_term_to_supervise_is_flushed_before_torchrun_or_a_rank_sees_any_signa
 
 
 @pytest.mark.parametrize("trap", ["", "trap 'echo trapped' TERM; "], ids=["plain", "with a trap"])
-def test_a_shell_between_supervise_and_torchrun_changes_nothing(tmp_path: Path, trap: str) -> None:
+def test_a_shell_between_supervise_and_torchrun_changes_nothing(tmp_path: Path, make_victim: Callable[..., Victim], trap: str) -> None:
     """C02: `supervise bash wrap.sh` without exec, with or without a trap, flushes and leaves nothing running."""
     script = tmp_path / "wrap.sh"
     script.write_text(f'{trap}"$@"\nexit $?\n')
-    victim = Victim(tmp_path, TRAIN, wrap=["bash", str(script)])
+    victim = make_victim(tmp_path, TRAIN, wrap=["bash", str(script)])
     victim.start()
     victim.wait_training(20)
     assert victim.process is not None
@@ -65,9 +66,9 @@ def test_a_shell_between_supervise_and_torchrun_changes_nothing(tmp_path: Path, 
     _assert_flushed(victim)
 
 
-def test_a_signal_to_the_whole_process_group_reaches_only_supervise(tmp_path: Path) -> None:
+def test_a_signal_to_the_whole_process_group_reaches_only_supervise(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """C08: TERM to the group, twice, as a terminal or a scheduler sends it: one flush, exit 75."""
-    victim = Victim(tmp_path, TRAIN)
+    victim = make_victim(tmp_path, TRAIN)
     victim.start(own_group=True)
     victim.wait_training(20)
     assert victim.process is not None
@@ -80,9 +81,9 @@ def test_a_signal_to_the_whole_process_group_reaches_only_supervise(tmp_path: Pa
     assert not _seen(victim, "RankTermed")
 
 
-def test_a_term_to_every_process_of_the_tree_still_flushes(tmp_path: Path) -> None:
+def test_a_term_to_every_process_of_the_tree_still_flushes(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """C13: a cgroup-wide TERM hits torchrun, ranks and data workers too; the checkpoint is complete all the same."""
-    victim = Victim(tmp_path, [*TRAIN, "--workers", "2"])
+    victim = make_victim(tmp_path, [*TRAIN, "--workers", "2"])
     victim.start()
     victim.wait_training(20)
     assert victim.process is not None
@@ -94,9 +95,9 @@ def test_a_term_to_every_process_of_the_tree_still_flushes(tmp_path: Path) -> No
     _assert_flushed(victim)
 
 
-def test_supervise_as_pid_1_hears_the_signal_and_flushes(tmp_path: Path) -> None:
+def test_supervise_as_pid_1_hears_the_signal_and_flushes(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """C04: first process of a PID namespace, as in a container: TERM flushes, the namespace ends with exit code 75."""
-    victim = Victim(tmp_path, TRAIN)
+    victim = make_victim(tmp_path, TRAIN)
     victim.start("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
     victim.wait_training(20)
     assert victim.process is not None
@@ -107,9 +108,9 @@ def test_supervise_as_pid_1_hears_the_signal_and_flushes(tmp_path: Path) -> None
     _assert_flushed(victim)
 
 
-def test_only_torchrun_is_signalled_and_the_ranks_still_save(tmp_path: Path) -> None:
+def test_only_torchrun_is_signalled_and_the_ranks_still_save(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """C01: TERM sent past supervise, straight to torchrun, is taken for the notice it is."""
-    victim = Victim(tmp_path, TRAIN)
+    victim = make_victim(tmp_path, TRAIN)
     victim.start()
     victim.wait_training(20)
     send(victim.leader(), signal.SIGTERM)
@@ -118,16 +119,16 @@ def test_only_torchrun_is_signalled_and_the_ranks_still_save(tmp_path: Path) -> 
     _assert_flushed(victim)
 
 
-def test_when_the_supervisor_is_killed_the_ranks_flush_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_when_the_supervisor_is_killed_the_ranks_flush_and_the_next_one_goes_on(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """KILL of supervise: the ranks save and leave by themselves; a second supervise waits for that and resumes there."""
-    victim = Victim(tmp_path, [*TRAIN[:-4], "--eval-every", "100000", "--step-s", "0.02"])
+    victim = make_victim(tmp_path, [*TRAIN[:-4], "--eval-every", "100000", "--step-s", "0.02"])
     victim.start()
     victim.wait_training(20)
     assert victim.process is not None
     victim.process.kill()
     victim.process.wait()
     victim.start()
-    status = victim.wait_training(25)
+    status = victim.wait_training(25, attempt=2)
 
     assert status.attempt == 2
     assert status.resume is not None
@@ -139,9 +140,9 @@ def test_when_the_supervisor_is_killed_the_ranks_flush_and_the_next_one_goes_on(
     assert victim.tree() == []
 
 
-def test_ranks_told_to_continue_train_on_and_nobody_starts_beside_them(tmp_path: Path) -> None:
+def test_ranks_told_to_continue_train_on_and_nobody_starts_beside_them(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """With --on-supervisor-death=continue training goes on; a second supervise refuses with 73 until that tree is gone."""
-    victim = Victim(tmp_path, TRAIN, ["--on-supervisor-death", "continue"])
+    victim = make_victim(tmp_path, TRAIN, ["--on-supervisor-death", "continue"])
     victim.start()
     victim.wait_training(10)
     assert victim.process is not None
@@ -158,9 +159,9 @@ def test_ranks_told_to_continue_train_on_and_nobody_starts_beside_them(tmp_path:
         send(process, signal.SIGKILL)
 
 
-def test_a_failure_comes_out_with_the_jobs_own_code_and_is_explained(tmp_path: Path) -> None:
+def test_a_failure_comes_out_with_the_jobs_own_code_and_is_explained(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """C49, C51: rank 1 raises at step 5 in each attempt: exit code 1, and status names rank, step, traceback and what was lost."""
-    victim = Victim(tmp_path, [*TRAIN, "--fail-at", "5"])
+    victim = make_victim(tmp_path, [*TRAIN, "--fail-at", "5"])
     victim.start()
     assert victim.end(90) == 1
     status = victim.status()
@@ -175,8 +176,8 @@ def test_a_failure_comes_out_with_the_jobs_own_code_and_is_explained(tmp_path: P
         assert text in shown.stdout
 
 
-def test_an_exit_code_of_a_rank_is_not_flattened_by_torchrun(tmp_path: Path) -> None:
+def test_an_exit_code_of_a_rank_is_not_flattened_by_torchrun(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
     """torchrun turns every failure into 1; supervise exits with the 7 that the rank exited with."""
-    victim = Victim(tmp_path, [*TRAIN, "--exit-at", "3"], ["--max-crashes", "0"])
+    victim = make_victim(tmp_path, [*TRAIN, "--exit-at", "3"], ["--max-crashes", "0"])
     victim.start()
     assert victim.end(60) == 7

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from supervise_daemon.runtime.run_dir import RunDir, sweep_private_dirs
 from supervise_daemon.runtime.status import Status, read_status
 from supervise_hooks.contract import env
 from supervise_hooks.contract.errors import ContractError
@@ -29,12 +30,15 @@ def torchrun(work: Path, name: str, *arguments: str) -> list[str]:
 
 
 def environment(work: Path, name: str) -> dict[str, str]:
-    """One thread a rank; checkpoints beside the outputs."""
+    """One thread a rank; checkpoints beside the outputs. torchrun leaves a folder in TMPDIR at every end (2.13)."""
+    temporary = work / "tmp"
+    temporary.mkdir(exist_ok=True)
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
         "DRILL_DIR": str(work),
+        "TMPDIR": str(temporary),
         "SUPERVISE_CHECKPOINTS": str(work / f"{name}-checkpoints"),
     }
 
@@ -62,11 +66,14 @@ class Victim:
                 [*before, *self.argv], env=environment(self.work, "drill"), stdout=log, stderr=log, start_new_session=own_group
             )
 
-    def wait_training(self, step: int, timeout_s: float = 40) -> Status:
-        """The status once training has got that far; AssertionError with the log when it does not."""
-        assert self.wait(
-            lambda: (status := self.status()) is not None and status.phase == "RUNNING" and (status.step or 0) >= step, timeout_s
-        ), f"training did not reach step {step}: {self.log.read_text(errors='replace')[-3000:]}"
+    def wait_training(self, step: int, attempt: int = 1, timeout_s: float = 40) -> Status:
+        """The status once training has got that far in that attempt; AssertionError with the log when it does not."""
+
+        def there() -> bool:
+            status = self.status()
+            return status is not None and status.phase == "RUNNING" and status.attempt >= attempt and (status.step or 0) >= step
+
+        assert self.wait(there, timeout_s), f"training did not reach step {step}: {self.log.read_text(errors='replace')[-3000:]}"
         status = self.status()
         assert status is not None
         return status
@@ -75,6 +82,16 @@ class Victim:
         """Wait for the supervisor's end; its exit code."""
         assert self.process is not None
         return self.process.wait(timeout=timeout_s)
+
+    def clear(self) -> None:
+        """Whatever a failed test left of this run goes away."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        while tree := self.tree():
+            sigkill(tree)
+        if self.status_path.parent.exists():
+            sweep_private_dirs(RunDir(self.work / "runs", "drill").owner_key(), keep=Path())
 
     def events(self) -> list[dict[str, Any]]:
         """Steps of the journal."""

@@ -6,6 +6,7 @@
     attempts/0001/    output.log, error.json
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -37,6 +38,11 @@ class RunDir:
         path = self.path / "attempts" / f"{attempt:04d}"
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def owner_key(self) -> str:
+        """Names this run directory on this machine, wherever it is mounted: goes into the names of private directories."""
+        info = os.stat(self.path)
+        return f"{os.getuid()}-{info.st_dev:x}-{info.st_ino:x}"
 
     def highest_attempt(self) -> int:
         """The highest attempt that left a folder: counters never go down, even when the journal is lost."""
@@ -93,12 +99,21 @@ def _who(content: bytes) -> str:
     return f"pid {owner.pid} on {owner.host}"
 
 
-def make_private_dir() -> Path:
+def make_private_dir(owner: str) -> Path:
     """A new 0700 directory on a local disk: sockets have a path limit of 108 bytes and do not work on NFS."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - mkdtemp makes it private
-        if base and len(base) < 60 and os.access(base, os.W_OK | os.X_OK):
-            return Path(tempfile.mkdtemp(prefix="supervise-", dir=base))
+    for base in _bases():
+        if len(base) < 50 and os.access(base, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix=_prefix(owner), dir=base))
     raise SuperviseError("cannot make a private directory for sockets: neither $XDG_RUNTIME_DIR, $TMPDIR nor /tmp is writable")
+
+
+def sweep_private_dirs(owner: str, keep: Path) -> None:
+    """Remove those that supervisors of this run left when they were killed. Call it as the run's owner, its old tree gone."""
+    for base in _bases():
+        with contextlib.suppress(OSError):  # no such base, or not ours to read
+            for name in os.listdir(base):
+                if name.startswith(_prefix(owner)) and Path(base, name) != keep:
+                    remove_private_dir(Path(base, name))
 
 
 def remove_private_dir(path: Path) -> None:
@@ -109,3 +124,12 @@ def remove_private_dir(path: Path) -> None:
         return
     if path.name.startswith("supervise-") and info.st_uid == os.getuid() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _prefix(owner: str) -> str:
+    return f"supervise-{owner}-"
+
+
+def _bases() -> list[str]:
+    bases = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")  # noqa: S108 - mkdtemp makes it private
+    return list(dict.fromkeys(base for base in bases if base))
