@@ -183,6 +183,13 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     assert {(str(path), path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")} == before
 
 
+def test_the_help_lists_verdicts_and_examples_line_by_line() -> None:
+    """A table in the help stays a table."""
+    lines = [line.strip() for line in run_verify("--help").stdout.splitlines()]
+    assert "TORN     something is missing or changed; every problem is listed" in lines
+    assert "supervise verify checkpoints --full" in lines
+
+
 @pytest.mark.process
 def test_verify_as_a_command_imports_neither_torch_nor_rich(tmp_path: Path) -> None:
     """On a login node: the real command, exit code and all, with nothing heavy loaded for --json."""

@@ -22,7 +22,7 @@ _SHOWN = 20
 @click.option("--full", is_flag=True, help="Read every byte and compare digests (or zip CRCs); else presence, sizes, headers.")
 @click.option("--json", "as_list", is_flag=True, help="An array of {path, format, step, verdict, depth, problems, caveats}.")
 def verify(paths: tuple[Path, ...], full: bool, as_list: bool) -> None:
-    r"""Prove checkpoints whole, without torch and without unpickling anything.
+    """Prove checkpoints whole, without torch and without unpickling anything.
 
     PATH is a checkpoint, or a folder of checkpoints: then each in it.
 
@@ -38,7 +38,7 @@ def verify(paths: tuple[Path, ...], full: bool, as_list: bool) -> None:
     Examples:
         supervise verify checkpoints --full
         supervise verify checkpoints/step-000001000 && python evaluate.py
-    """
+    """  # noqa: D301  click's \b is a real backspace
     depth: Depth = "full" if full else "quick"
     with progress_bar(list(paths), wanted=full) as on_bytes:
         found = [inspection for path in paths for inspection in inspect_path(path, depth, on_bytes)]
