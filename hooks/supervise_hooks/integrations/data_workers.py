@@ -8,13 +8,14 @@ import multiprocessing
 import os
 import random
 import select
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import get_worker_info
@@ -75,32 +76,45 @@ class WorkerInit:
 def _listen() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent = multiprocessing.parent_process()
-    rank = (
-        parent.pid if parent is not None and parent.pid is not None else os.getppid()
-    )  # under forkserver these are two processes
-    threading.Thread(target=_obey, args=(rank,), name="supervise-worker-term", daemon=True).start()
+    rank = parent.pid if parent is not None and parent.pid is not None else os.getppid()  # under forkserver these are two
+    theirs = _temporary()
+    threading.Thread(target=_obey, args=(rank, theirs), name="supervise-worker-term", daemon=True).start()
     try:
         pidfd = os.pidfd_open(rank)
     except ProcessLookupError:
-        os._exit(0)
+        _end(theirs)
     except OSError:
         return  # no pidfds in this kernel or sandbox: torch's own watchdog notices within 5 s (under forkserver: never)
-    threading.Thread(target=_follow, args=(pidfd,), name="supervise-worker-rank", daemon=True).start()
+    threading.Thread(target=_follow, args=(pidfd, theirs), name="supervise-worker-rank", daemon=True).start()
 
 
-def _obey(rank: int) -> None:
+def _obey(rank: int, theirs: str | None) -> None:
     """End on the TERM by which torch and multiprocessing tidy up; unheard, the exit of a half-read loader hangs for ever."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank:
         pass
-    os._exit(0)
+    _end(theirs)
 
 
-def _follow(pidfd: int) -> None:
+def _follow(pidfd: int, theirs: str | None) -> None:
     """End with the rank."""
     # Not PR_SET_PDEATHSIG: it fires when the thread that forked us ends, and means the wrong parent under forkserver.
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.poll()
+    _end(theirs)
+
+
+def _temporary() -> str | None:
+    """The folder of multiprocessing's sockets, once tensors were sent from here; a forked worker may have its rank's."""
+    configuration: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
+    return configuration.get("tempdir")
+
+
+def _end(theirs: str | None) -> NoReturn:
+    """Exit from any thread, but without leaving in /tmp what a normal exit of a worker removes."""
+    mine = _temporary()
+    if mine is not None and mine != theirs:
+        shutil.rmtree(mine, ignore_errors=True)
     os._exit(0)
 
 
