@@ -54,7 +54,7 @@ def test_root_cause_is_read_from_real_torchrun_output(case: str) -> None:
 
 
 def test_the_same_failure_looks_the_same_in_the_next_attempt() -> None:
-    """torchrun names pids; they are not part of what is compared between attempts."""
+    """Torchrun names pids; they are not part of what is compared between attempts."""
     text = (DATA / "torchrun-2.13-sigsegv-rank-1.txt").read_text()
     later = text.replace("31078", "9")
     assert later != text
