@@ -9,7 +9,9 @@ from supervise_hooks.contract import durable
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace", "write"])
-def test_a_failed_write_leaves_the_old_content_and_no_debris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_a_failed_write_leaves_the_old_content_and_no_debris(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     """Whichever system call fails, the file keeps its old content and no temporary stays."""
     target = tmp_path / "state.json"
     durable.write(target, b"old")

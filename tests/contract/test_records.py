@@ -36,7 +36,9 @@ def test_the_manifest_of_version_1_is_read_for_ever() -> None:
 
 def test_a_manifest_survives_its_round_trip_and_ignores_what_newer_versions_add(tmp_path: Path) -> None:
     """Encoding and reading give the same record; unknown fields are no error."""
-    manifest = Manifest(run_id="r", attempt=2, step=7, world_size=1, reason="emergency", files=(FileEntry("a", 1, "00"),), sealed_at=3.5)
+    manifest = Manifest(
+        run_id="r", attempt=2, step=7, world_size=1, reason="emergency", files=(FileEntry("a", 1, "00"),), sealed_at=3.5
+    )
     (tmp_path / layout.MANIFEST).write_bytes(encode(manifest))
     assert read_manifest(tmp_path) == manifest
     _write(tmp_path, _manifest(invented_later=[1, 2]))
@@ -52,7 +54,10 @@ def test_a_manifest_survives_its_round_trip_and_ignores_what_newer_versions_add(
         _manifest(reason="whim"),
         [],
         {"step": 1},
-        *(_manifest(files=[{"path": path, "size": 1, "xxh3_128": "0"}]) for path in ("/etc/passwd", "../x", "a/../b", "a\0b", "", "x" * 300, "a//b", ".")),
+        *(
+            _manifest(files=[{"path": path, "size": 1, "xxh3_128": "0"}])
+            for path in ("/etc/passwd", "../x", "a/../b", "a\0b", "", "x" * 300, "a//b", ".")
+        ),
     ],
 )
 def test_a_manifest_that_is_wrong_or_leads_outside_is_refused(tmp_path: Path, record: object) -> None:

@@ -117,19 +117,29 @@ def _decode(path: Path, kind: type[RecordT]) -> RecordT:
 
 
 def read_receipt(folder: Path, rank: int, world_size: int) -> Receipt:
-    """Read one rank's receipt. Raises FileNotFoundError, ContractError."""
-    return _decode(folder / layout.receipt_name(rank, world_size), Receipt)
+    """Read and check one rank's receipt. Raises FileNotFoundError, ContractError."""
+    path = folder / layout.receipt_name(rank, world_size)
+    receipt = _decode(path, Receipt)
+    if (receipt.rank, receipt.world_size) != (rank, world_size) or not 0 <= rank < world_size:
+        raise ContractError(f"cannot use {path}: it is of rank {receipt.rank} of {receipt.world_size}")
+    _check(receipt, f"cannot use {path}")
+    return receipt
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and check a checkpoint's manifest. Raises FileNotFoundError (not sealed), ContractError (not usable)."""
     manifest = _decode(folder / layout.MANIFEST, Manifest)
-    unsafe = [entry.path for entry in manifest.files if not layout.is_safe_relative(entry.path)]
-    if unsafe:
-        raise ContractError(f"cannot use manifest of {folder}: it names files outside the checkpoint: {unsafe[0][:80]!r}")
-    if manifest.step < 0 or manifest.world_size < 1 or any(entry.size < 0 for entry in manifest.files):
-        raise ContractError(f"cannot use manifest of {folder}: negative step, size or world size")
+    _check(manifest, f"cannot use manifest of {folder}")
     return manifest
+
+
+def _check(record: Receipt | Manifest, problem: str) -> None:
+    """Refuse what would lead out of the checkpoint, before anything acts on it."""
+    unsafe = next((entry.path for entry in record.files if not layout.is_safe_relative(entry.path)), None)
+    if unsafe is not None:
+        raise ContractError(f"{problem}: it names files outside the checkpoint: {unsafe[:80]!r}")
+    if record.step < 0 or record.world_size < 1 or any(entry.size < 0 for entry in record.files):
+        raise ContractError(f"{problem}: negative step, size or world size")
 
 
 def write_receipt(folder: Path, receipt: Receipt) -> None:

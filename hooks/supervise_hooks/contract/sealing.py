@@ -18,11 +18,11 @@ def seal(folder: Path, *, now: float | None = None) -> tuple[Manifest | None, st
     """Write the manifest if every rank's receipt of one attempt is there and every file has its size.
 
     Returns (manifest, reason); manifest None: not sealed, and the reason says what is missing. An existing manifest is
-    returned untouched. Raises CheckpointError when the disk refuses.
+    returned untouched, a damaged one left alone. Raises CheckpointError when the disk refuses.
     """
-    with contextlib.suppress(FileNotFoundError):
-        return read_manifest(folder), "already sealed"
     try:
+        with contextlib.suppress(FileNotFoundError):
+            return read_manifest(folder), "already sealed"
         receipts, reason = _collect(folder)
         if receipts is None:
             return None, reason
@@ -45,14 +45,20 @@ def seal(folder: Path, *, now: float | None = None) -> tuple[Manifest | None, st
 def _collect(folder: Path) -> tuple[list[Receipt] | None, str]:
     """Receipts of the newest attempt that has any, if complete."""
     receipts: list[Receipt] = []
+    unusable: dict[int, ContractError] = {}
     for name in sorted(os.listdir(folder)):
         parsed = layout.parse_rank_file(name)
         if parsed and parsed[2] == "receipt.json":
-            receipts.append(read_receipt(folder, parsed[0], parsed[1]))
+            try:
+                receipts.append(read_receipt(folder, parsed[0], parsed[1]))
+            except ContractError as error:
+                unusable[parsed[1]] = error
     if not receipts:
-        return None, "no rank has written a receipt"
+        return None, str(next(iter(unusable.values()), "no rank has written a receipt"))
     # Debris of a killed save may lie beside: only receipts of one attempt and one world belong together.
     newest = max(receipts, key=lambda receipt: receipt.attempt)
+    if newest.world_size in unusable:  # of another world it is debris; of this one it may be of a newer attempt
+        return None, str(unusable[newest.world_size])
     same = [r for r in receipts if (r.run_id, r.attempt, r.world_size) == (newest.run_id, newest.attempt, newest.world_size)]
     there = {r.rank for r in same}
     missing = list(itertools.islice((rank for rank in range(newest.world_size) if rank not in there), 9))

@@ -18,6 +18,9 @@ METADATA_KEY = "supervise"
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit."""
 
+MAX_DIMENSIONS = 64
+"""torch's own limit. Without one, a hostile shape costs quadratic time in the product below."""
+
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -92,6 +95,8 @@ def parse_header(body: bytes, file_size: int, name: str) -> Header:
     for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, end = entry.data_offsets
         bits = DTYPE_BITS.get(entry.dtype)
+        if len(entry.shape) > MAX_DIMENSIONS:
+            raise ContractError(f"{name} has a broken header: {key} has {len(entry.shape)} dimensions")
         if bits is not None and (min(entry.shape, default=0) < 0 or (end - begin) * 8 != bits * math.prod(entry.shape)):
             raise ContractError(f"{name} has a broken header: {key} does not have the bytes of its shape")
         if begin != position or end < begin:

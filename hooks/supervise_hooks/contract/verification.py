@@ -21,6 +21,8 @@ Depth = Literal["quick", "full"]
 Verdict = Literal["WHOLE", "TORN", "UNKNOWN"]
 
 _NAMED = 8
+_ENOUGH = 1000
+"""Problems after which no more files are looked at: the verdict is clear, and a hostile list must not cost minutes."""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,9 @@ def verify_sealed(
     headers: list[tensors.Header] = []
     sound: list[FileEntry] = []
     for entry in manifest.files:
+        if len(problems) >= _ENOUGH:
+            problems.append(f"{_ENOUGH} problems were enough: the other files were not looked at")
+            break
         problem = _presence(folder, entry)
         if problem is None and entry.path.endswith(".safetensors"):
             try:
@@ -91,7 +96,8 @@ def _ranks_missing(manifest: Manifest) -> list[str]:
 def _presence(folder: Path, entry: FileEntry) -> str | None:
     path = folder / entry.path
     # The file itself is looked at without following a link; nor may a folder on the way lead out of the checkpoint.
-    if "/" in entry.path and any((folder / parent).is_symlink() for parent in Path(entry.path).parents):
+    # The checkpoint's own folder, the last of the parents, may be a link of the user's.
+    if "/" in entry.path and any((folder / parent).is_symlink() for parent in Path(entry.path).parents[:-1]):
         return f"{entry.path} lies behind a link"
     try:
         info = os.stat(path, follow_symlinks=False)
