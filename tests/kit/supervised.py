@@ -34,7 +34,9 @@ class Supervised:
         runtime.mkdir(exist_ok=True)
         return {**kept, "HOME": str(self.folder), "XDG_RUNTIME_DIR": str(runtime) if len(str(runtime)) < 60 else "", **more}
 
-    def start(self, *words: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+    def start(
+        self, *words: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[bytes]:
         """Start with these options and command."""
         argv = [*prefix, PYTHON, "-m", "supervise_daemon", "run", "--name", "run", *words]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True} | options
@@ -44,12 +46,20 @@ class Supervised:
 
     def toy(self, *options: str, words: tuple[str, ...] = (), **env: str) -> subprocess.Popen[bytes]:
         """Start the toy rank, saving to `folder/c`."""
-        return self.start("--checkpoints", "c", *options, "--", PYTHON, str(TOY), *words, env={"TOY_LOG": str(self.folder / "log"), **env})
+        return self.start(
+            "--checkpoints", "c", *options, "--", PYTHON, str(TOY), *words, env={"TOY_LOG": str(self.folder / "log"), **env}
+        )
 
     def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Another verb, to its end."""
         return subprocess.run(
-            [PYTHON, "-m", "supervise_daemon", *words], cwd=self.folder, env=self.environ(), capture_output=True, text=True, timeout=40, check=False
+            [PYTHON, "-m", "supervise_daemon", *words],
+            cwd=self.folder,
+            env=self.environ(),
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
         )
 
     def end(self, timeout_s: float = 40) -> tuple[int, str]:
@@ -70,7 +80,12 @@ class Supervised:
 
         def look() -> Status | None:
             status = self.status()
-            met = status and (status.phase, status.attempt) >= (phase, attempt) and status.phase == phase and (status.step or 0) >= step
+            met = (
+                status
+                and (status.phase, status.attempt) >= (phase, attempt)
+                and status.phase == phase
+                and (status.step or 0) >= step
+            )
             return status if met else None
 
         return eventually(look, f"{phase} of attempt {attempt} at step {step}")

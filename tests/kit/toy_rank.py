@@ -26,7 +26,9 @@ def save(step: int, flush_id: int, reason: manifest.Reason) -> messages.Saved:
     name = layout.state_name(0, 1)
     durable.write(folder / name, content)
     entry = manifest.FileEntry(name, len(content), digests.digest_buffers([content]))
-    receipt = manifest.Receipt(run_id=os.environ[env.RUN_ID], attempt=ATTEMPT, step=step, rank=0, world_size=1, reason=reason, files=(entry,))
+    receipt = manifest.Receipt(
+        run_id=os.environ[env.RUN_ID], attempt=ATTEMPT, step=step, rank=0, world_size=1, reason=reason, files=(entry,)
+    )
     manifest.write_receipt(folder, receipt)
     return messages.Saved(flush_id=flush_id, step=step, path=str(folder), size=len(content), seconds=0.01)
 
@@ -36,7 +38,9 @@ def main() -> int:
     step = int(os.environ[env.RESUME_STEP] or 0)
     if log := os.environ.get("TOY_LOG"):
         with open(log, "a") as file:
-            file.write(json.dumps({"attempt": ATTEMPT, "argv": sys.argv[1:], "resume": os.environ[env.RESUME], "step": step}) + "\n")
+            file.write(
+                json.dumps({"attempt": ATTEMPT, "argv": sys.argv[1:], "resume": os.environ[env.RESUME], "step": step}) + "\n"
+            )
     link = socket.socket(socket.AF_UNIX)
     link.connect(os.environ[env.SOCKET])
 
@@ -45,7 +49,13 @@ def main() -> int:
 
     send(
         messages.Hello(
-            version="toy", run_id=os.environ[env.RUN_ID], attempt=ATTEMPT, rank=0, local_rank=0, world_size=1, checkpoints=str(FOLDER)
+            version="toy",
+            run_id=os.environ[env.RUN_ID],
+            attempt=ATTEMPT,
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            checkpoints=str(FOLDER),
         )
     )
     send(messages.Resumed(path=os.environ[env.RESUME], step=step, seconds=0.0))

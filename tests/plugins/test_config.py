@@ -47,7 +47,11 @@ def test_variables_that_we_set_for_a_job_are_no_settings() -> None:
     """A supervise started inside a supervised job is not confused by its environment."""
     from supervise_hooks.contract import env
 
-    inherited = {value: "/x" for name, value in vars(env).items() if name.isupper() and value not in (env.ON_SUPERVISOR_DEATH, env.CHECKPOINTS)}
+    inherited = {
+        value: "/x"
+        for name, value in vars(env).items()
+        if name.isupper() and value not in (env.ON_SUPERVISOR_DEATH, env.CHECKPOINTS)
+    }
     assert spec(environ={**inherited, "SUPERVISE_ON_SUPERVISOR_DEATH": "flush"}).grace_s == 30
 
 
@@ -69,7 +73,7 @@ def test_variables_that_we_set_for_a_job_are_no_settings() -> None:
         ("name: ../../etc", "name"),
         ("name: ''", "name"),
         ("resume_argument: --load", "resume_argument"),
-        ("resume_argument: \"--load '{path}\"", "resume_argument"),
+        ('resume_argument: "--load \'{path}"', "resume_argument"),
     ],
 )
 def test_a_wrong_value_is_one_error_with_key_and_value(yaml: str, named: str) -> None:
@@ -102,7 +106,9 @@ def test_an_unreadable_or_missing_file_is_an_error_and_an_empty_one_is_not(tmp_p
 def test_equal_spellings_of_a_signal_are_accepted(spelled: str) -> None:
     """C71: with or without SIG, in any case, or by number."""
     rules, ignored = parse_signals({spelled: "preempt:2m"}, 30)
-    assert [(rule.number, rule.name, rule.action, rule.grace_s) for rule in rules] == [(signal.SIGUSR1, "SIGUSR1", "preempt", 120)]
+    assert [(rule.number, rule.name, rule.action, rule.grace_s) for rule in rules] == [
+        (signal.SIGUSR1, "SIGUSR1", "preempt", 120)
+    ]
     assert ignored == ()
 
 
@@ -134,7 +140,9 @@ def test_rules_merge_over_the_defaults_and_the_last_spelling_counts() -> None:
     assert again.ignored_signals == ()
 
 
-@pytest.mark.parametrize("text, seconds", [("90", 90), ("90s", 90), ("2m", 120), ("1.5h", 5400), ("1 d", 86400), (7, 7), (0.5, 0.5), ("3min", 180)])
+@pytest.mark.parametrize(
+    "text, seconds", [("90", 90), ("90s", 90), ("2m", 120), ("1.5h", 5400), ("1 d", 86400), (7, 7), (0.5, 0.5), ("3min", 180)]
+)
 def test_durations(text: float | str, seconds: float) -> None:
     """Numbers are seconds; s, m, min, h, d."""
     assert parse_duration(text, "grace") == seconds
@@ -155,7 +163,9 @@ def test_the_name_is_stable_and_tells_runs_apart(tmp_path: Path) -> None:
     assert default_name(argv, {}, tmp_path) != default_name((*argv, "x"), {}, tmp_path)
     assert default_name(argv, {}, tmp_path) != default_name(argv, {}, tmp_path / "other")
     assert default_name(argv, {"SLURM_JOB_ID": "7"}, tmp_path) == "slurm-7"
-    assert default_name(argv, {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, tmp_path) == "slurm-7_3"
+    assert (
+        default_name(argv, {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, tmp_path) == "slurm-7_3"
+    )
     settings, _ = load_settings({}, {}, None)
     for odd in (("",), ("sh", "-c", "a b"), ("\udcff",), ("日本.py",), (".py",)):
         assert make_spec(odd, settings, {}, tmp_path).argv == odd

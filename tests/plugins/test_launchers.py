@@ -14,7 +14,9 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def context(resume: str | None = None, grace_s: float = 30.0) -> LaunchContext:
-    return LaunchContext(attempt=2, resume=resume, resume_argument=PRESETS["default"], attempt_dir=Path("/r/attempts/0002"), grace_s=grace_s)
+    return LaunchContext(
+        attempt=2, resume=resume, resume_argument=PRESETS["default"], attempt_dir=Path("/r/attempts/0002"), grace_s=grace_s
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,9 @@ def test_max_restarts_is_taken_off_with_a_note(words: tuple[str, ...]) -> None:
     assert "--max-restarts=3" in plan.notes[0]
 
 
-@pytest.mark.parametrize("argv", [("torchrun", "t.py"), ("torchrun", "--max-restarts=0", "t.py"), ("torchrun", "t.py", "--max-restarts=2")])
+@pytest.mark.parametrize(
+    "argv", [("torchrun", "t.py"), ("torchrun", "--max-restarts=0", "t.py"), ("torchrun", "t.py", "--max-restarts=2")]
+)
 def test_nothing_to_take_off_changes_nothing(argv: tuple[str, ...]) -> None:
     """No restarts asked of torchrun, or an option of the script: the words stay, no note."""
     plan = TorchrunLauncher().plan(argv, context())
@@ -107,7 +111,7 @@ def test_torchrun_waits_longer_than_the_grace_also_inside_a_wrapper() -> None:
     ],
 )
 def test_exactly_one_resume_argument(argv: tuple[str, ...], expected: tuple[str, ...]) -> None:
-    """Replaced, never appended twice (C73); a switch without a value swallows no other option; other words are untouched (C72)."""
+    """Replaced, never appended twice (C73); a bare switch swallows no other option; other words are untouched (C72)."""
     once = with_resume(argv, PRESETS["default"], "/c/8")
     assert once == expected
     assert with_resume(once, PRESETS["default"], "/c/8") == expected

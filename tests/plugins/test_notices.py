@@ -62,7 +62,10 @@ def test_a_fifo_in_its_place_does_not_hang_the_loop(tmp_path: Path) -> None:
     assert notice.grace_s == 30
 
 
-@pytest.mark.parametrize("line, seconds", [("", 30), ("90", 90), (" 90 s\n", 90), ("1.5", 1.5), ("soon", 30), ("-5", 30), ("99999999", 30), ("5 minutes", 30)])
+@pytest.mark.parametrize(
+    "line, seconds",
+    [("", 30), ("90", 90), (" 90 s\n", 90), ("1.5", 1.5), ("soon", 30), ("-5", 30), ("99999999", 30), ("5 minutes", 30)],
+)
 def test_grace_named_by_the_first_line(line: str, seconds: float) -> None:
     """A number of seconds, else the run's own grace."""
     assert parse_grace(line, 30) == seconds

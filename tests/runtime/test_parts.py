@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -73,7 +74,9 @@ def test_signals_arrive_as_numbers_even_if_the_parent_blocked_them() -> None:
 
 def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
     """C07: the caller of nohup said that HUP means nothing."""
-    with subprocess.Popen(["nohup", sys.executable, "-c", INBOX], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        ["nohup", sys.executable, "-c", INBOX], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert [process.stdout.readline().strip(), process.stdout.readline().strip()] == ["[1]", "ready"]
         process.send_signal(signal.SIGHUP)
@@ -127,7 +130,7 @@ class Keeper:
         self.process.stdin.flush()
         return int(self.read())
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -344,7 +347,14 @@ def test_a_rank_attaches_tells_and_is_lost_when_it_closes(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [b"\xff\xfe garbage\n", b"{}\n", b"x" * (messages.MAX_LINE_BYTES + 10), hello(attempt=7), hello(protocol=99), messages.Progress(step=1)],
+    [
+        b"\xff\xfe garbage\n",
+        b"{}\n",
+        b"x" * (messages.MAX_LINE_BYTES + 10),
+        hello(attempt=7),
+        hello(protocol=99),
+        messages.Progress(step=1),
+    ],
     ids=["garbage", "no type", "endless line", "old attempt", "other protocol", "no hello"],
 )
 def test_strangers_and_other_attempts_are_turned_away(bench: Bench, first: object) -> None:
@@ -457,7 +467,10 @@ def test_a_cut_journal_is_readable_and_attempt_numbers_never_go_down(tmp_path: P
     assert later.recall() == Memory(attempt=5)
 
 
-@pytest.mark.parametrize("garbage", [b"\xff\x00\xfe", b'{"kind":"memory","memory":{"attempt":"x"}}\n', b'["memory"]\n', b'{"kind":"memory"', b'\n"memory"\n'])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff\x00\xfe", b'{"kind":"memory","memory":{"attempt":"x"}}\n', b'["memory"]\n', b'{"kind":"memory"', b'\n"memory"\n'],
+)
 def test_garbage_behind_the_last_line_costs_only_itself(tmp_path: Path, garbage: bytes) -> None:
     """Foreign bytes and torn lines are stepped over, and new lines begin on a line of their own."""
     path = tmp_path / "j"
@@ -545,7 +558,9 @@ def test_an_old_tree_gets_its_time_and_is_then_killed(tmp_path: Path) -> None:
     try:
         eventually(lambda: trees.find_marked("m-old"), "the old tree")
         assert take_over(Memory(attempt=3, marker="m-old", host="elsewhere"), 5, said.append) is None
-        refusal = take_over(Memory(attempt=3, marker="m-old", host=os.uname().nodename, on_supervisor_death="continue"), 5, said.append)
+        refusal = take_over(
+            Memory(attempt=3, marker="m-old", host=os.uname().nodename, on_supervisor_death="continue"), 5, said.append
+        )
         assert refusal is not None
         assert str(process.pid) in refusal
         assert process.poll() is None
@@ -606,4 +621,15 @@ def test_workers_answer_in_the_loop_and_raise_there(tmp_path: Path) -> None:
 def test_secret_options_are_masked() -> None:
     """By name, in both spellings; a switch swallows no option."""
     words = ["t", "--token", "s1", "--api-key=s2", "--HF_TOKEN", "s3", "--password", "--lr", "1", "tokens.py"]
-    assert mask_secrets(words) == ["t", "--token", "***", "--api-key=***", "--HF_TOKEN", "***", "--password", "--lr", "1", "tokens.py"]
+    assert mask_secrets(words) == [
+        "t",
+        "--token",
+        "***",
+        "--api-key=***",
+        "--HF_TOKEN",
+        "***",
+        "--password",
+        "--lr",
+        "1",
+        "tokens.py",
+    ]

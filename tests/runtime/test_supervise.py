@@ -145,7 +145,18 @@ def test_ignored_signals_are_absorbed_and_nohup_is_obeyed(run: Supervised) -> No
 
 def test_pauses_grow_and_a_notice_is_honoured_during_one(run: Supervised) -> None:
     """C52: crashes are relaunched with growing pauses; TERM in a pause ends it at once with 75."""
-    run.start("--backoff-first", "0.1", "--attach-timeout", "0.01", "--max-crashes", "6", "--", "sh", "-c", "sleep 0.1; exit $SUPERVISE_ATTEMPT")
+    run.start(
+        "--backoff-first",
+        "0.1",
+        "--attach-timeout",
+        "0.01",
+        "--max-crashes",
+        "6",
+        "--",
+        "sh",
+        "-c",
+        "sleep 0.1; exit $SUPERVISE_ATTEMPT",
+    )
 
     def pauses() -> list[float]:
         """From each end of an attempt to the relaunch timer armed there."""
@@ -225,7 +236,8 @@ def test_continue_refuses_to_start_beside_the_old_tree(run: Supervised) -> None:
 
 def test_no_process_of_the_attempt_survives_a_stop(run: Supervised) -> None:
     """F4: children in sessions of their own, TERM-proof, orphaned: all are gone before we are."""
-    job = "trap '' TERM; for i in 1 2 3; do setsid sh -c 'trap \"\" TERM; (setsid sleep 300 &) ; sleep 300' & done; touch up; wait; sleep 300"
+    each = "setsid sh -c 'trap \"\" TERM; (setsid sleep 300 &) ; sleep 300' &"
+    job = f"trap '' TERM; for i in 1 2 3; do {each} done; touch up; wait; sleep 300"
     run.start("--grace", "1", "--", "sh", "-c", job)
     eventually((run.folder / "up").exists, "the job")
     eventually(lambda: len(run.survivors()) >= 7, "the tree")
@@ -333,7 +345,16 @@ def test_a_term_at_any_early_moment_leaves_one_record_and_nobody(run: Supervised
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root for a PID namespace")
 def test_as_pid_1_it_hears_term_and_reaps_orphans(run: Supervised) -> None:
     """C04, C10: first process of a container: 200 adopted orphans leave no zombie, the job's code is its own, TERM works."""
-    job = "import os,sys,time\nfor _ in range(200):\n  p=os.fork()\n  if p==0:\n    if os.fork()==0: os._exit(5)\n    os._exit(6)\n  os.waitpid(p,0)\nopen('up','w').write('1')\ntime.sleep(300)"
+    job = """
+import os, time
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        os._exit(5 if os.fork() == 0 else 6)
+    os.waitpid(child, 0)
+open("up", "w").close()
+time.sleep(300)
+"""
     (run.folder / "job.py").write_text(job)
     run.start("--grace", "5", "--", PYTHON, "job.py", prefix=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
     eventually((run.folder / "up").exists, "the orphans")
@@ -348,4 +369,3 @@ def test_as_pid_1_it_hears_term_and_reaps_orphans(run: Supervised) -> None:
     eventually(lambda: not zombies(), "all orphans reaped", 5)
     os.kill(inner, signal.SIGTERM)
     assert run.end(20)[0] == 75
-
