@@ -38,7 +38,7 @@ class OptimizerState:
                 else:
                     rest.setdefault(name, {})[key] = value
         groups = [{**group, "params": [self._names[index] for index in group["params"]]} for group in state["param_groups"]]
-        keys = {self._names[index]: sorted(values) for index, values in state["state"].items() if isinstance(index, int)}
+        keys = {self._names[index]: list(values) for index, values in state["state"].items() if isinstance(index, int)}
         return named, encoder.encode({"groups": groups, "rest": rest, "keys": keys}, f".{self.prefix}")
 
     def mismatches(self, stored: Any, tensors: Mapping[str, torch.Tensor]) -> list[str]:
