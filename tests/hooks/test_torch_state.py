@@ -258,6 +258,23 @@ def test_batchnorm_statistics_of_each_rank_come_back_to_that_rank(tmp_path: Path
     assert equal(alone.state_dict(), models[0].state_dict())
 
 
+def test_a_save_from_inside_an_evaluation_has_the_training_modes(tmp_path: Path) -> None:
+    """The boundary was captured before the script called eval(): the resumed run trains in training mode, with that random state."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
+    state = TorchState(model=model)
+    boundary = state.capture_rng()
+    expected = torch.rand(2)
+    model.eval()
+    state.save(tmp_path / "step-000000001", context(rng=boundary))
+    sealing.seal(tmp_path / "step-000000001")
+    fresh = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2)).eval()
+    loaded = TorchState(model=fresh)
+    loaded.load(tmp_path / "step-000000001")
+    loaded.restore_rng()
+    assert all(module.training for module in fresh.modules())
+    assert equal(expected, torch.rand(2))
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_disk_that_refuses_leaves_the_older_checkpoint_and_no_debris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """C68: the error names the step; nothing of the failed save stays; what was there is still whole."""

@@ -157,9 +157,10 @@ class TorchState:
         for optimizer in self._optimizers:
             tensors_, record.setdefault("optimizers", {})[optimizer.prefix] = optimizer.split(encoder)
             named |= tensors_
-        if self._rng:
-            states = context.rng if context.rng is not None else random_state.capture()
-            record["rng"] = encoder.encode(states, ".rng")
+        boundary = context.rng if context.rng is not None else self.capture_rng()
+        record["modes"] = boundary["modes"]
+        if boundary["states"] is not None:
+            record["rng"] = encoder.encode(boundary["states"], ".rng")
         for name, buffer in self._plain_buffers().items():
             if _digest(buffer) != self._buffer_digests[name]:
                 record.setdefault("buffers", {})[name] = encoder.encode(buffer, f".buffer.{name}")
@@ -169,7 +170,6 @@ class TorchState:
         """The parts whose encodability is checked at attach already."""
         extra = {name: value for name, value in self._model_state().items() if not isinstance(value, torch.Tensor)}
         record: dict[str, Any] = {
-            "modes": sorted(name for name, module in self._named("named_modules") if not module.training),
             "extra": encoder.encode(extra, ".extra"),
             "objects": {name: encoder.encode(one.state_dict(), f".objects.{name}") for name, one in self._objects.items()},
         }
@@ -290,13 +290,16 @@ class TorchState:
             random_state.apply(states)
 
     def capture_rng(self) -> Any:
-        """This rank's random state now."""
-        return random_state.capture() if self._rng else None
+        """This rank's random state now, and which modules are not in training mode: an evaluation changes both."""
+        return {
+            "states": random_state.capture() if self._rng else None,
+            "modes": sorted(name for name, module in self._named("named_modules") if not module.training),
+        }
 
     def apply_rng(self, rng: Any) -> None:
-        """Put back what `capture_rng` gave."""
-        if rng is not None:
-            random_state.apply(rng)
+        """Put the random state of `capture_rng` back; modes are the script's to put back."""
+        if rng["states"] is not None:
+            random_state.apply(rng["states"])
 
     def rates(self) -> dict[str, float]:
         """Learning rate of the first parameter group."""
