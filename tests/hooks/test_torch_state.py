@@ -408,8 +408,9 @@ else:
     state.load(folder)
 digest = torch.cat([t.full_tensor().flatten() for t in model.state_dict().values()] + [s["exp_avg"].full_tensor().flatten() for s in optimizer.state.values()])
 if rank == 0:
-    print("DIGEST", digest.double().sum().item().hex(), digest.numel())
-dist.destroy_process_group()
+    print("DIGEST", digest.double().sum().item().hex(), digest.numel(), flush=True)
+dist.barrier()
+os._exit(0)  # gloo's threads can abort the interpreter's own teardown after DTensor collectives (torch 2.13)
 """
 
 
