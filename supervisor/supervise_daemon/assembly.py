@@ -72,7 +72,11 @@ def _build(spec: JobSpec, run_dir: RunDir, private_dir: Path) -> Loop:
     scribe = Scribe()
     journal = Journal(run_dir.journal, say, scribe)
     memory = journal.recall()
-    memory = msgspec.structs.replace(memory, attempt=max(memory.attempt, run_dir.highest_attempt()))
+    memory = msgspec.structs.replace(
+        memory,
+        attempt=max(memory.attempt, run_dir.highest_attempt()),
+        ever_whole=memory.ever_whole and not spec.fresh,  # what was whole before a fresh start is not missed after it
+    )
     recorder = Recorder(journal, memory, _first_status(spec, memory, private_dir, clock), run_dir.status, scribe, clock)
     recorder.complain = say
     selector = selectors.DefaultSelector()

@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """After this it is said that no rank has attached."""
     run_root: str = ".supervise"
     fresh: bool = False
-    """Start from scratch whatever checkpoints there are; they are not touched."""
+    """Start from scratch; this run's checkpoints are moved to set-aside/, never deleted."""
     quiet: bool = False
 
 

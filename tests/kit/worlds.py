@@ -1,9 +1,12 @@
 """The small worlds that the explorer walks; each is rich in one thing, so that all together stay small."""
 
+import functools
+
+from kit.builders import a_notice
+from kit.explorer import Found, explore
+from kit.world import Rank, World
 from supervise_daemon.core.job import Job, Limits
 from supervise_daemon.core.restart import RestartPolicy
-from kit.builders import a_notice
-from kit.world import Rank, World
 
 PREEMPT = a_notice("preempt")
 SHORT = a_notice("preempt", grace_s=2.0)
@@ -39,3 +42,10 @@ WORLDS: dict[str, tuple[int, World]] = {
 def job_with_crashes(max_crashes: int) -> Job:
     """A job that survives so many crashes."""
     return Job(limits=Limits(restart=RestartPolicy(max_crashes=max_crashes)))
+
+
+@functools.cache
+def walk(name: str) -> Found:
+    """What the explorer sees in this world; walked once in a session. Raises Broken."""
+    max_crashes, world = WORLDS[name]
+    return explore(job_with_crashes(max_crashes), world)

@@ -54,18 +54,20 @@ def test_nothing_whole_is_refused_with_its_own_exit_code_and_nothing_moves(tmp_p
     assert (tmp_path / layout.step_name(30)).is_dir()
 
 
-def test_fresh_is_for_the_first_attempt_only(tmp_path: Path) -> None:
-    """--fresh starts from scratch once and touches nothing; after a crash the run goes on from what it saved since."""
-    payload(a_checkpoint(tmp_path, 30)).unlink()
+def test_fresh_is_for_the_first_attempt_only_and_what_lay_there_is_set_aside(tmp_path: Path) -> None:
+    """--fresh starts from scratch once; older checkpoints are moved, not deleted; after a crash the run goes on from what it saved since."""
+    a_checkpoint(tmp_path, 500)
+    foreign = a_checkpoint(tmp_path, 700, Saved(run_id="another"))
     keeper = a_keeper(tmp_path, fresh=True)
     answer = keeper.choose(None)
     assert isinstance(answer, events.ResumePointChosen)
     assert answer.path is None
-    assert (tmp_path / layout.step_name(30)).is_dir()
-    a_checkpoint(tmp_path, 5, Saved(attempt=2))
+    assert (tmp_path / layout.SET_ASIDE / layout.step_name(500) / layout.MANIFEST).exists()
+    assert foreign.is_dir()
+    a_checkpoint(tmp_path, 10, Saved(attempt=2))
     answer = keeper.choose(None)
     assert isinstance(answer, events.ResumePointChosen)
-    assert answer.step == 5
+    assert answer.step == 10
 
 
 def test_another_runs_checkpoints_are_said_once_with_how_to_adopt_them(tmp_path: Path) -> None:

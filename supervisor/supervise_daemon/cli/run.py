@@ -55,7 +55,7 @@ def _signal_flags(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option("--attach-timeout", metavar="TIME", help="After this it is said that no rank uses supervise_hooks. [default: 60 s]")
 @click.option("--launcher", metavar="NAME", help="auto, torchrun or command. [default: auto]")
 @click.option("--run-root", metavar="DIR", help="Where run directories are. [default: .supervise]")
-@click.option("--fresh", is_flag=True, default=None, help="Start from scratch whatever checkpoints there are; they are not touched.")
+@click.option("--fresh", is_flag=True, default=None, help="Start from scratch; this run's checkpoints are moved to set-aside/, never deleted.")
 @click.option("--quiet", is_flag=True, default=None, help="Print nothing of our own; the records are in the run directory.")
 @click.option("--config", "config_file", metavar="FILE", help="YAML settings. Default: supervise.yaml here, in ~/.config/supervise, in /etc/supervise.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and why, start nothing.")

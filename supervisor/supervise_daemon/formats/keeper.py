@@ -54,14 +54,16 @@ class Keeper:
             return events.ResumeRefused(ticket=0, reason=why_not, exit_code=exit_codes.ALREADY_RUNNING)
         with self._disk:
             folder = self._where()
-            if not self._fresh:
+            if self._fresh:
+                self._set_all_aside(folder)
+            else:
                 if set_aside is not None:
                     tending.set_aside(Path(set_aside), self._say, "attempts that start from it keep failing")
                 tending.seal_ready(folder, self._spec.run_id, self._say)
             decision, candidates = self._decide(folder, move=True)
             if isinstance(decision, Choice):
                 clear_away(candidates, decision, self._spec.run_id, self._say)
-        # --fresh is about the first attempt of this supervisor: later ones go on from what that one saved.
+        # --fresh is about the first attempt of this supervisor: later ones go on from what that one saves.
         self._fresh = False
         if isinstance(decision, Refusal):
             return events.ResumeRefused(ticket=0, reason=decision.reason, exit_code=exit_codes.NO_RESUME_POINT)
@@ -69,6 +71,13 @@ class Keeper:
             self._say(note)
         self._in_use = decision.path
         return events.ResumePointChosen(ticket=0, path=decision.path, step=decision.step, reason=decision.reason)
+
+    def _set_all_aside(self, folder: Path) -> None:
+        """Checkpoints from before a fresh start would be newer by step than all that follow: resumed from, and kept instead of them."""
+        if catalog.folder_state(folder) == "ok":
+            for found in catalog.scan(folder):
+                if found.candidate.run_id == self._spec.run_id:
+                    tending.set_aside(found.path, self._say, "a fresh start was asked for (--fresh)")
 
     def preview(self) -> tuple[str | None, str]:
         """(path, reason) of the choice as it would be now; changes nothing."""

@@ -5,11 +5,48 @@ far side (terminal gone, disk full), reading goes on until every writer is gone.
 """
 
 import os
+import select
 import selectors
 import signal
 import sys
 
 _CHUNK = 1 << 16
+_PIPE_BUF = 4096
+"""A pipe that polls writable takes this much without blocking (POSIX)."""
+_MAX_HELD = 8 << 20
+"""Bytes kept for a terminal or pipe that does not take them; beyond, output is only in the log."""
+
+
+class Target:
+    """One of our own descriptors. Never blocks us: what its reader does not take is held, then left out, and that is said."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.held = bytearray()
+        self.broken = False
+        self._left_out = 0
+
+    def add(self, data: bytes) -> None:
+        """Queue output."""
+        if self.broken:
+            return
+        if len(self.held) > _MAX_HELD:
+            self._left_out += len(data)
+            return
+        if self._left_out:
+            self.held += f"\n[supervise: {self._left_out} bytes were not taken here; they are in the log]\n".encode()
+            self._left_out = 0
+        self.held += data
+
+    def push(self, wait_s: float = 0.0) -> None:
+        """Write what can be written now, waiting at most `wait_s` for the reader."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLOUT)
+        while self.held and not self.broken and poller.poll(wait_s * 1000):
+            try:
+                del self.held[: os.write(self.fd, self.held[:_PIPE_BUF])]
+            except OSError:
+                self.broken = True  # a closed terminal does not come back
 
 
 def copy(log_path: str, sources: dict[int, int]) -> None:
@@ -18,32 +55,32 @@ def copy(log_path: str, sources: dict[int, int]) -> None:
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError:
         log = -1
-    broken: set[int] = set()
+    targets = {source: Target(fd) for source, fd in sources.items()}
     selector = selectors.DefaultSelector()
     for source in sources:
         selector.register(source, selectors.EVENT_READ)
     while selector.get_map():
-        for key, _ in selector.select():
+        waiting = any(target.held and not target.broken for target in targets.values())
+        for key, _ in selector.select(0.05 if waiting else None):
             data = os.read(key.fd, _CHUNK)
             if not data:
                 selector.unregister(key.fd)
                 continue
-            if log >= 0:
-                _write(log, data, dropped_is_fine=True, broken=broken)
-            _write(sources[key.fd], data, dropped_is_fine=False, broken=broken)
+            _write_log(log, data)
+            targets[key.fd].add(data)
+        for target in targets.values():
+            target.push()
+    for target in targets.values():
+        target.push(wait_s=1.0)
 
 
-def _write(fd: int, data: bytes, *, dropped_is_fine: bool, broken: set[int]) -> None:
-    """Write what can be written. A full disk may get room again, so the log is retried; a closed terminal is not."""
-    if fd in broken:
-        return
+def _write_log(log: int, data: bytes) -> None:
+    """A full disk costs these lines; it may get room again, so the next ones are tried."""
     view = memoryview(data)
-    while view:
+    while view and log >= 0:
         try:
-            view = view[os.write(fd, view) :]
+            view = view[os.write(log, view) :]
         except OSError:
-            if not dropped_is_fine:
-                broken.add(fd)
             return
 
 
