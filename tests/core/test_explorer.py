@@ -73,7 +73,9 @@ def _no_disarming(job: Job, done: Transition) -> Transition:
 def _zero_for_a_preemption(job: Job, done: Transition) -> Transition:
     if done[0].outcome != "REQUEUED":
         return done
-    sent = (msgspec.structs.replace(command, exit_code=0) if isinstance(command, commands.Finish) else command for command in done[1])
+    sent = (
+        msgspec.structs.replace(command, exit_code=0) if isinstance(command, commands.Finish) else command for command in done[1]
+    )
     return evolve(done[0], exit_code=0), tuple(sent), done[2]
 
 
@@ -131,7 +133,11 @@ BUGS: dict[str, tuple[str, Step, str]] = {
     "a late choice that is not seen to be late": (PREEMPTED, _before(_no_tickets(events.ResumePointChosen)), "old news must"),
     "a late settling that is not seen to be late": (PREEMPTED, _before(_no_tickets(events.Settled)), "old news must"),
     "a late answer of the requeue": (PREEMPTED, _before(_no_tickets(events.RequeueEnded)), "old news must"),
-    "an old check that ends a newer flush": (ONE_RANK, _before(_no_tickets(events.CheckpointChecked)), "must not end a newer flush"),
+    "an old check that ends a newer flush": (
+        ONE_RANK,
+        _before(_no_tickets(events.CheckpointChecked)),
+        "must not end a newer flush",
+    ),
     "a requeue after a user's stop": (PREEMPTED, _after(_stop_is_a_preemption), "although a user said stop"),
     "a phase left without disarming": (CRASHED, _after(_no_disarming), "without disarming"),
     "a launch from KILLING": (CRASHED, _handler(Phase.KILLING, events.TimerFired, _relaunch, "kill"), "while the tree may live"),
@@ -154,8 +160,16 @@ BUGS: dict[str, tuple[str, Step, str]] = {
     "two requeues": (PREEMPTED, _after(_twice(commands.Requeue)), "a second requeue"),
     "leaving twice": (CRASHED, _after(_twice(commands.Finish)), "after Finish"),
     "crashes that are forgotten": (CRASHED, _after(_no_memory), "the crash budget is broken"),
-    "patience without end": (CRASHED, _handler(Phase.STOPPING, events.TimerFired, _patient, "stop"), "timers alone never lead out"),
-    "a kill that every notice postpones": (ONE_RANK, _handler(Phase.STOPPING, events.NoticeArrived, _postpone), "beyond the deadline"),
+    "patience without end": (
+        CRASHED,
+        _handler(Phase.STOPPING, events.TimerFired, _patient, "stop"),
+        "timers alone never lead out",
+    ),
+    "a kill that every notice postpones": (
+        ONE_RANK,
+        _handler(Phase.STOPPING, events.NoticeArrived, _postpone),
+        "beyond the deadline",
+    ),
     "training on without a rank": (CRASHED, _handler(Phase.RUNNING, events.RankLost, _run_on), "a rank was lost"),
     "a stray term that is forgotten": (
         STRAY,

@@ -84,8 +84,10 @@ def left(story: Story) -> Story:
 
 def test_transition_running_to_ended_when_preempted() -> None:
     """TERM: flush, verify, leave, tree empty, requeue, 75, in that order; nothing is terminated or killed on the way."""
-    story = left(flushing(Story())).settled(newest_step=8).answer(
-        events.RequeueEnded, accepted=True, relaunch_in_s=None, detail="handed back"
+    story = (
+        left(flushing(Story()))
+        .settled(newest_step=8)
+        .answer(events.RequeueEnded, accepted=True, relaunch_in_s=None, detail="handed back")
     )
     assert ended(story) == ("REQUEUED", 75)
     order = [type(command) for command in story.commands if isinstance(command, AskFlush | CheckCheckpoint | AskLeave | Requeue)]

@@ -14,7 +14,9 @@ def a_job(**changes: Any) -> Job:
     return msgspec.structs.replace(Job(limits=Limits()), **changes)
 
 
-def a_notice(action: events.Action = "preempt", grace_s: float = 30.0, source: str = "SIGTERM", exit_code: int = 143) -> events.NoticeArrived:
+def a_notice(
+    action: events.Action = "preempt", grace_s: float = 30.0, source: str = "SIGTERM", exit_code: int = 143
+) -> events.NoticeArrived:
     """A notice as a signal gives it."""
     return events.NoticeArrived(source=source, action=action, grace_s=grace_s, exit_code=exit_code)
 
@@ -97,15 +99,21 @@ class Story:
         """Receipts of the flush under way."""
         assert self.job.flush is not None
         flush_id, path = self.job.flush.flush_id, f"step-{step}"
-        return self.tell(*(events.RankSaved(rank=rank, flush_id=flush_id, step=step, path=path, seconds=seconds) for rank in ranks))
+        return self.tell(
+            *(events.RankSaved(rank=rank, flush_id=flush_id, step=step, path=path, seconds=seconds) for rank in ranks)
+        )
 
     def checked(self, step: int, whole: bool = True) -> "Story":
         """The check of a flush's checkpoint is answered."""
-        return self.answer(events.CheckpointChecked, path=f"step-{step}", step=step, whole=whole, reason="" if whole else "a file is missing")
+        return self.answer(
+            events.CheckpointChecked, path=f"step-{step}", step=step, whole=whole, reason="" if whole else "a file is missing"
+        )
 
     def emptied(self, code: int, *lost: int) -> "Story":
         """These ranks go, then the leader with this code, and nothing is left."""
-        return self.tell(*(events.RankLost(rank=rank) for rank in lost), events.LeaderExited(returncode=code), events.TreeEmptied())
+        return self.tell(
+            *(events.RankLost(rank=rank) for rank in lost), events.LeaderExited(returncode=code), events.TreeEmptied()
+        )
 
     def settled(self, *reports: Any, newest_step: int | None = None, jitter: float = 0.0) -> "Story":
         """What the attempt left has been read."""

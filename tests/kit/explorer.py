@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from kit.world import BASE, World, obey, possible, rebase
 from supervise_daemon.core import commands, events, machine
 from supervise_daemon.core.job import Job, Phase
 from supervise_daemon.core.transition import Transition
-from kit.world import BASE, World, obey, possible, rebase
 
 Step = Callable[[Job, events.Event, float, float], Transition]
 Edge = tuple[Phase, str, Phase]
@@ -159,7 +159,9 @@ def _check_step(job: Job, event: events.Event, after: Job, sent: tuple[commands.
     spawned = any(isinstance(command, commands.Spawn) for command in sent)
     assert (after.phase is Phase.STARTING and job.phase is Phase.WAITING) == spawned, "Spawn is what leads to STARTING"
     assert (after.phase is Phase.ENDED) == world.finished, "ENDED and Finish go together"
-    assert world.spawns <= after.limits.restart.max_crashes + 1 + world.requeues, f"{world.spawns} spawns: the crash budget is broken"
+    assert world.spawns <= after.limits.restart.max_crashes + 1 + world.requeues, (
+        f"{world.spawns} spawns: the crash budget is broken"
+    )
     _check_flush(job, after, sent)
     if after.phase is Phase.RUNNING:
         assert after.lost <= after.completed, "a rank was lost and the attempt runs on"
@@ -189,7 +191,9 @@ def _check_flush(job: Job, after: Job, sent: tuple[commands.Command, ...]) -> No
         assert after.phase is Phase.FLUSHING and after.flush is not None and ask.flush_id == after.flush.flush_id
         if job.phase is Phase.FLUSHING and job.flush is not None:
             if ask.flush_id == job.flush.flush_id:
-                assert ask.purpose == job.flush.purpose and ask.deadline < job.flush.flush_by, "a flush is asked again for nothing"
+                assert ask.purpose == job.flush.purpose and ask.deadline < job.flush.flush_by, (
+                    "a flush is asked again for nothing"
+                )
                 assert after.flush.saved == job.flush.saved, "a flush was started anew by a second notice"
             else:
                 assert (job.flush.purpose, ask.purpose) == ("continue", "leave"), "a flush was started anew by a second notice"

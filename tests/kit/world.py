@@ -122,7 +122,10 @@ def _answers(job: Job, world: World) -> Iterator[tuple[events.Event, World]]:
     if world.check is not None:
         step = int(world.check.removeprefix("step-"))
         for whole in (True, False):
-            yield events.CheckpointChecked(ticket=0, path=world.check, step=step, whole=whole, reason=""), change(world, check=None)
+            yield (
+                events.CheckpointChecked(ticket=0, path=world.check, step=step, whole=whole, reason=""),
+                change(world, check=None),
+            )
 
 
 def _leader(job: Job, world: World) -> Iterator[tuple[events.Event, World]]:
