@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
+
 from measure import Result, interleave
 
 BIN = Path(sys.executable).parent
@@ -55,7 +56,11 @@ def _idle(folder: Path) -> list[Result]:
     )  # fmt: skip
     try:
         supervisor = psutil.Process(process.pid)
-        while not any("idle.py" in " ".join(child.cmdline()[:3]) for child in supervisor.children(recursive=True) if child.name().startswith("python")):
+        while not any(
+            "idle.py" in " ".join(child.cmdline()[:3])
+            for child in supervisor.children(recursive=True)
+            if child.name().startswith("python")
+        ):
             time.sleep(0.1)
         time.sleep(3)
         agent = next(child for child in supervisor.children() if "torchrun" in " ".join(child.cmdline()))

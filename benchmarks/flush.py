@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from measure import Result, interleave, median_ratio, timed
 from safetensors.torch import save_file
 
+from measure import Result, interleave, median_ratio, timed
 from supervise_hooks.integrations.torch import TorchState
 from supervise_hooks.state import SaveContext
 

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import torch
-from measure import Result, interleave
 
 import supervise_hooks
+from measure import Result, interleave
 
 STEPS = 200_000
 

@@ -89,7 +89,10 @@ def _torchrun(folder: Path) -> float:
     script = folder / "forwarded.py"
     script.write_text(_FORWARDED)
     process = subprocess.Popen(
-        [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stderr is not None
     ready = 0

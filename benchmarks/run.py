@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
-from measure import Result, conditions  # noqa: E402
+from measure import Result, conditions
 
 BENCHMARKS = ("hook_cost", "daemon", "notice", "flush", "verify")
 

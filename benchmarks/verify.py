@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 
 from measure import Result, interleave, median_ratio, timed
-
 from supervise_hooks.contract import digests, layout, tensors
 from supervise_hooks.contract.manifest import FileEntry, Receipt, write_receipt
 from supervise_hooks.contract.sealing import seal
@@ -63,7 +62,9 @@ def _checkpoint(folder: Path, ranks: int, size: int) -> Path:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
         files = tuple(FileEntry(name, len(content), digests.digest_buffers([content])) for name, content in contents.items())
-        write_receipt(folder, Receipt(run_id="bench", attempt=1, step=1, rank=rank, world_size=ranks, reason="periodic", files=files))
+        write_receipt(
+            folder, Receipt(run_id="bench", attempt=1, step=1, rank=rank, world_size=ranks, reason="periodic", files=files)
+        )
     manifest, why = seal(folder)
     assert manifest is not None, why
     return folder

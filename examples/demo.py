@@ -72,7 +72,13 @@ def supervised(work: Path) -> Iterator[subprocess.Popen[str]]:
     ]  # fmt: skip
     console.print(f"[bold]$ supervise --requeue local torchrun --nproc-per-node 2 train.py --steps {STEPS}")
     process = subprocess.Popen(
-        argv, env=environment(work, "demo"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", bufsize=1
+        argv,
+        env=environment(work, "demo"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        bufsize=1,
     )
     assert process.stdout is not None
     reader = threading.Thread(target=lambda: [show(line.rstrip("\n")) for line in process.stdout or ()], daemon=True)
@@ -86,7 +92,9 @@ def supervised(work: Path) -> Iterator[subprocess.Popen[str]]:
         reader.join(timeout=10)
 
 
-def wait_for(process: subprocess.Popen[str], work: Path, what: str, met: Callable[[Status], bool], timeout_s: float = 90) -> Status:
+def wait_for(
+    process: subprocess.Popen[str], work: Path, what: str, met: Callable[[Status], bool], timeout_s: float = 90
+) -> Status:
     """The first status that meets the condition. Ends the demo when the run ends or time runs out before."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -107,7 +115,10 @@ def at_step(step: int, attempt: int) -> Callable[[Status], bool]:
 
 def tear_newest(folder: Path) -> Path:
     """Cut the newest checkpoint's first file in half, as a crash of the machine would."""
-    newest = max((path for path in folder.iterdir() if (path / layout.MANIFEST).exists() and layout.parse_step(path.name) is not None), key=lambda path: layout.parse_step(path.name) or 0)
+    newest = max(
+        (path for path in folder.iterdir() if (path / layout.MANIFEST).exists() and layout.parse_step(path.name) is not None),
+        key=lambda path: layout.parse_step(path.name) or 0,
+    )
     victim = next(newest.glob("*.safetensors"))
     os.truncate(victim, victim.stat().st_size // 2)
     return victim
@@ -125,10 +136,18 @@ def attack(work: Path) -> Status:
         act("A rank is killed in the middle of a step", f"kill -KILL {pid}   (rank 1)")
         os.kill(pid, signal.SIGKILL)
 
-        wait_for(process, work, "the checkpoint of step 100", lambda status: at_step(105, 3)(status) and (status.newest_step or 0) >= 100)
+        wait_for(
+            process,
+            work,
+            "the checkpoint of step 100",
+            lambda status: at_step(105, 3)(status) and (status.newest_step or 0) >= 100,
+        )
         victim = tear_newest(work / "demo-checkpoints")
         status = read_status(work / "runs" / "demo" / "status.json")
-        act("The newest checkpoint is torn, then every rank is killed", f"truncate {victim.parent.name}/{victim.name}; kill -KILL both ranks")
+        act(
+            "The newest checkpoint is torn, then every rank is killed",
+            f"truncate {victim.parent.name}/{victim.name}; kill -KILL both ranks",
+        )
         for rank in status.ranks.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGKILL)
@@ -154,7 +173,9 @@ def main() -> int:
     try:
         act("First, undisturbed", "the run to compare with: plain torchrun, nobody supervises")
         console.print(f"[bold]$ torchrun --nproc-per-node 2 train.py --steps {STEPS}")
-        plain = subprocess.run(command(work, "plain"), env=environment(work, "plain"), capture_output=True, text=True, errors="replace", check=False)
+        plain = subprocess.run(
+            command(work, "plain"), env=environment(work, "plain"), capture_output=True, text=True, errors="replace", check=False
+        )
         if plain.returncode != 0:
             console.print(plain.stdout + plain.stderr, markup=False)
             return 1
@@ -165,8 +186,18 @@ def main() -> int:
         status = attack(work)
 
         act("What became of it")
-        console.print(f"attempts {status.attempt}, preemptions {status.preemptions}, crashes {status.crashes}, steps done twice {status.lost_steps_total}")
-        console.print(subprocess.run([BIN / "supervise", "checkpoints", work / "demo-checkpoints", "--run-id", "demo"], capture_output=True, text=True, check=False).stdout, markup=False)
+        console.print(
+            f"attempts {status.attempt}, preemptions {status.preemptions}, crashes {status.crashes}, steps done twice {status.lost_steps_total}"
+        )
+        console.print(
+            subprocess.run(
+                [BIN / "supervise", "checkpoints", work / "demo-checkpoints", "--run-id", "demo"],
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout,
+            markup=False,
+        )
         rows = []
         for name in ("plain", "demo"):
             rows.append((work / f"{name}.digest").read_text().strip())

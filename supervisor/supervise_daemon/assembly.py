@@ -25,8 +25,8 @@ from supervise_daemon.runtime.journal import Journal, Memory
 from supervise_daemon.runtime.loop import Loop
 from supervise_daemon.runtime.rank_server import Peer, RankServer
 from supervise_daemon.runtime.recorder import Recorder
-from supervise_daemon.runtime.scribe import Scribe
 from supervise_daemon.runtime.run_dir import RunDir, make_private_dir, remove_private_dir, sweep_private_dirs
+from supervise_daemon.runtime.scribe import Scribe
 from supervise_daemon.runtime.signals import SignalInbox
 from supervise_daemon.runtime.status import Status, mask_secrets
 from supervise_daemon.runtime.takeover import take_over
@@ -117,7 +117,11 @@ def _build(spec: JobSpec, run_dir: RunDir, private_dir: Path) -> Loop:
     )
     executor = Executor(world, lambda event: posts[0](event))
     job = Job(
-        limits=spec.limits, attempt=memory.attempt, crashes=memory.crashes, preemptions=memory.preemptions, set_aside=memory.set_aside
+        limits=spec.limits,
+        attempt=memory.attempt,
+        crashes=memory.crashes,
+        preemptions=memory.preemptions,
+        set_aside=memory.set_aside,
     )
     loop = Loop(job, executor, recorder, selector, clock)
     loop.sources = notice_sources(spec)

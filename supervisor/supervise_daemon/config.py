@@ -71,7 +71,9 @@ class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     quiet: bool = False
 
 
-def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_file: str | None) -> tuple[Settings, dict[str, str]]:
+def load_settings(
+    flags: Mapping[str, Any], environ: Mapping[str, str], config_file: str | None
+) -> tuple[Settings, dict[str, str]]:
     """Settings and, by key, where each non-default value came from. Raises ConfigError."""
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -82,14 +84,18 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_f
                 near = difflib.get_close_matches(key, Settings.__struct_fields__, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(Settings.__struct_fields__)}"
                 raise ConfigError(f"cannot use {key!r} from {origin}: no such setting{hint}")
-            merged[key] = _over(merged.get(key, DEFAULT_SIGNALS), value) if key == "signals" and isinstance(value, dict) else value
+            merged[key] = (
+                _over(merged.get(key, DEFAULT_SIGNALS), value) if key == "signals" and isinstance(value, dict) else value
+            )
             origins[key] = origin
     try:
         return msgspec.convert(merged, Settings, strict=False), origins
     except msgspec.ValidationError as error:
         key = (re.findall(r"\$\.(\w+)", str(error)) or ["?"])[0]
         text = str(error).partition(" - at")[0].lower()
-        raise ConfigError(f"cannot use {key} = {merged.get(key)!r} from {origins.get(key, 'the configuration')}: {text}") from None
+        raise ConfigError(
+            f"cannot use {key} = {merged.get(key)!r} from {origins.get(key, 'the configuration')}: {text}"
+        ) from None
 
 
 def _over(rules: dict[str, Any], newer: dict[Any, Any]) -> dict[str, Any]:
@@ -113,7 +119,18 @@ def _file_layers(config_file: str | None) -> list[tuple[str, dict[str, Any]]]:
     return [(str(path), {str(key).replace("-", "_"): value for key, value in content.items()})]
 
 
-_NOT_SETTINGS = {"socket", "run_id", "attempt", "resume", "resume_step", "run_dir", "marker", "test_session", "config", "torch_index"}
+_NOT_SETTINGS = {
+    "socket",
+    "run_id",
+    "attempt",
+    "resume",
+    "resume_step",
+    "run_dir",
+    "marker",
+    "test_session",
+    "config",
+    "torch_index",
+}
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -162,7 +179,9 @@ def _signal_number(spelled: str) -> int:
         name = signal.Signals(number).name
     except (KeyError, ValueError):
         near = difflib.get_close_matches("SIG" + text.removeprefix("SIG"), [entry.name for entry in signal.Signals], 1)
-        raise ConfigError(f"cannot use signal {spelled!r}: no such signal" + (f"; did you mean {near[0]}?" if near else "")) from None
+        raise ConfigError(
+            f"cannot use signal {spelled!r}: no such signal" + (f"; did you mean {near[0]}?" if near else "")
+        ) from None
     if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD) or name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"):
         raise ConfigError(f"cannot use signal {spelled!r}: {name} cannot serve as a notice")
     return number
@@ -184,7 +203,9 @@ def make_spec(argv: tuple[str, ...], settings: Settings, environ: Mapping[str, s
     """The run described by `settings`. Raises ConfigError."""
     name = settings.name if settings.name is not None else default_name(argv, environ, cwd)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-        raise ConfigError(f"cannot use name {name!r}: letters, digits, dot, dash and underscore only, at most 128, not beginning with a dot")
+        raise ConfigError(
+            f"cannot use name {name!r}: letters, digits, dot, dash and underscore only, at most 128, not beginning with a dot"
+        )
     grace_s = parse_duration(settings.grace, "grace")
     if settings.max_crashes < 0:
         raise ConfigError(f"cannot use max_crashes = {settings.max_crashes}: it must not be negative")

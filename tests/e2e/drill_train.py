@@ -78,7 +78,13 @@ def main() -> None:
     held_out = DataLoader(Samples(), batch_size=64, num_workers=0)
     phase("resume")
     run = supervise_hooks.attach(
-        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every=args.every, resume=args.resume, metric="min:loss"
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=loader,
+        every=args.every,
+        resume=args.resume,
+        metric="min:loss",
     )
     if args.own_handlers:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):

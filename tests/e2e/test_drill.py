@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit.drill import Victim, effective_log, environment, send, sigkill, torchrun
 
+from kit.drill import Victim, effective_log, environment, send, sigkill, torchrun
 from supervise_daemon.core.job import Phase
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.process]
@@ -85,7 +85,9 @@ def _moments(victim: Victim, chance: random.Random) -> dict[str, Callable[[], bo
 
 
 @pytest.mark.timeout(1200)
-def test_any_interruption_at_any_moment_leaves_the_numbers_of_an_undisturbed_run(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
+def test_any_interruption_at_any_moment_leaves_the_numbers_of_an_undisturbed_run(
+    tmp_path: Path, make_victim: Callable[..., Victim]
+) -> None:
     """After 64 random interruptions weights, optimizer and consumed samples are bit-identical to an uninterrupted run's."""
     subprocess.run(torchrun(tmp_path, "plain", *TRAIN), env=environment(tmp_path, "plain"), check=True, capture_output=True)
 

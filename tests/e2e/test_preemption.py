@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit.drill import Victim, send
 
+from kit.drill import Victim, send
 from supervise_hooks.contract.manifest import read_manifest
 from supervise_hooks.contract.verification import verify_sealed
 
@@ -37,7 +37,9 @@ def _seen(victim: Victim, event: str) -> bool:
     return any(step["event"]["type"] == event for step in victim.events())
 
 
-def test_a_term_to_supervise_is_flushed_before_torchrun_or_a_rank_sees_any_signal(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
+def test_a_term_to_supervise_is_flushed_before_torchrun_or_a_rank_sees_any_signal(
+    tmp_path: Path, make_victim: Callable[..., Victim]
+) -> None:
     """TERM at step N, with the ranks' handlers replaced by the script's: both save one step, exit 75, no rank got a signal."""
     victim = make_victim(tmp_path, [*TRAIN, "--own-handlers"])
     victim.start()
@@ -52,7 +54,9 @@ def test_a_term_to_supervise_is_flushed_before_torchrun_or_a_rank_sees_any_signa
 
 
 @pytest.mark.parametrize("trap", ["", "trap 'echo trapped' TERM; "], ids=["plain", "with a trap"])
-def test_a_shell_between_supervise_and_torchrun_changes_nothing(tmp_path: Path, make_victim: Callable[..., Victim], trap: str) -> None:
+def test_a_shell_between_supervise_and_torchrun_changes_nothing(
+    tmp_path: Path, make_victim: Callable[..., Victim], trap: str
+) -> None:
     """C02: `supervise bash wrap.sh` without exec, with or without a trap, flushes and leaves nothing running."""
     script = tmp_path / "wrap.sh"
     script.write_text(f'{trap}"$@"\nexit $?\n')
@@ -119,7 +123,9 @@ def test_only_torchrun_is_signalled_and_the_ranks_still_save(tmp_path: Path, mak
     _assert_flushed(victim)
 
 
-def test_when_the_supervisor_is_killed_the_ranks_flush_and_the_next_one_goes_on(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
+def test_when_the_supervisor_is_killed_the_ranks_flush_and_the_next_one_goes_on(
+    tmp_path: Path, make_victim: Callable[..., Victim]
+) -> None:
     """KILL of supervise: the ranks save and leave by themselves; a second supervise waits for that and resumes there."""
     victim = make_victim(tmp_path, [*TRAIN[:-4], "--eval-every", "100000", "--step-s", "0.02"])
     victim.start()
@@ -140,7 +146,9 @@ def test_when_the_supervisor_is_killed_the_ranks_flush_and_the_next_one_goes_on(
     assert victim.tree() == []
 
 
-def test_ranks_told_to_continue_train_on_and_nobody_starts_beside_them(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
+def test_ranks_told_to_continue_train_on_and_nobody_starts_beside_them(
+    tmp_path: Path, make_victim: Callable[..., Victim]
+) -> None:
     """With --on-supervisor-death=continue training goes on; a second supervise refuses with 73 until that tree is gone."""
     victim = make_victim(tmp_path, TRAIN, ["--on-supervisor-death", "continue"])
     victim.start()
@@ -171,13 +179,15 @@ def test_a_failure_comes_out_with_the_jobs_own_code_and_is_explained(tmp_path: P
     assert "ValueError: a bad batch" in status.failure.traceback
     assert status.attempt == 2, "the same failure at the same step from a fresh start is not tried for ever"
     assert victim.tree() == []
-    shown = subprocess.run([victim.argv[0], "status", "drill", "--run-root", str(tmp_path / "runs")], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [victim.argv[0], "status", "drill", "--run-root", str(tmp_path / "runs")], capture_output=True, text=True, check=True
+    )
     for text in ("FAILED, exit code 1", "rank 1 failed at step 5", "ValueError: a bad batch", "giving up"):
         assert text in shown.stdout
 
 
 def test_an_exit_code_of_a_rank_is_not_flattened_by_torchrun(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
-    """torchrun turns every failure into 1; supervise exits with the 7 that the rank exited with."""
+    """Torchrun turns every failure into 1; supervise exits with the 7 that the rank exited with."""
     victim = make_victim(tmp_path, [*TRAIN, "--exit-at", "3"], ["--max-crashes", "0"])
     victim.start()
     assert victim.end(60) == 7

@@ -56,7 +56,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) ->
 def equal(a: Any, b: Any) -> bool:
     """Bitwise equality of nested state, types included."""
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and bytes(to_buffer(a)) == bytes(to_buffer(b))
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and bytes(to_buffer(a)) == bytes(to_buffer(b))
+        )
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -69,7 +74,9 @@ def test_a_whole_training_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
     def objects() -> dict[str, Any]:
         model = net()
-        optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters()}], lr=1e-3, amsgrad=True)
+        optimizer = torch.optim.AdamW(
+            [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters()}], lr=1e-3, amsgrad=True
+        )
         return {
             "model": model,
             "optimizer": optimizer,
@@ -214,7 +221,13 @@ def test_a_model_that_does_not_fit_is_one_error_and_nothing_is_changed(tmp_path:
     state = TorchState(model=other, scheduler=torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(other.parameters(), lr=1)))
     with pytest.raises(CheckpointError) as caught:
         state.load(tmp_path / "step-000000001")
-    for text in ("2 missing: model.2.bias, model.2.weight", "2 unexpected: model.1.bias, model.1.weight", "model.0.weight is (4, 4)", "optimizer is in the checkpoint but", "scheduler is not in the checkpoint"):
+    for text in (
+        "2 missing: model.2.bias, model.2.weight",
+        "2 unexpected: model.1.bias, model.1.weight",
+        "model.0.weight is (4, 4)",
+        "optimizer is in the checkpoint but",
+        "scheduler is not in the checkpoint",
+    ):
         assert text in str(caught.value)
     assert equal(before, other.state_dict())
 
@@ -231,7 +244,9 @@ def test_objects_that_cannot_be_saved_are_all_named_at_attach() -> None:
         def load_state_dict(self, state: Any) -> None:
             """Never called."""
 
-    with pytest.raises(SuperviseError, match=r"inner\.callback is a builtins\.builtin_function_or_method; .*lock is a builtins\.object"):
+    with pytest.raises(
+        SuperviseError, match=r"inner\.callback is a builtins\.builtin_function_or_method; .*lock is a builtins\.object"
+    ):
         TorchState(objects={"odd": Odd()})
     with pytest.raises(SuperviseError, match="model is a str, not a Module"):
         TorchState(model="gpt2")
@@ -276,7 +291,9 @@ def test_a_save_from_inside_an_evaluation_has_the_training_modes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_disk_that_refuses_leaves_the_older_checkpoint_and_no_debris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_disk_that_refuses_leaves_the_older_checkpoint_and_no_debris(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     """C68: the error names the step; nothing of the failed save stays; what was there is still whole."""
     state = TorchState(model=nn.Linear(8, 8))
     state.save(tmp_path / "step-000000001", context(1))
@@ -370,7 +387,13 @@ def test_the_codec_gives_back_values_and_types(name: str) -> None:
 
 def test_the_codec_keeps_numpy_and_deques() -> None:
     """Arrays of any numeric dtype, 0-dim ones, scalars, and a deque's bound."""
-    values = [np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::2], np.array(2.5), np.float32(0.1), collections.deque([1, 2], 2), float("nan")]
+    values = [
+        np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::2],
+        np.array(2.5),
+        np.float32(0.1),
+        collections.deque([1, 2], 2),
+        float("nan"),
+    ]
     encoder = Encoder("rank")
     back = decode(json.loads(json.dumps(encoder.encode(values, ".x"))), encoder.tensors)
     assert back[0].dtype == np.uint16
@@ -423,7 +446,15 @@ def test_sharded_state_loads_on_another_number_of_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "step-000000002"
 
     def run(ranks: int, mode: str) -> str:
-        argv = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), str(folder), mode]
+        argv = [
+            str(Path(sys.executable).parent / "torchrun"),
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            str(script),
+            str(folder),
+            mode,
+        ]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
         done = subprocess.run(argv, capture_output=True, text=True, env=environ, check=False)
         assert done.returncode == 0, done.stderr[-3000:]

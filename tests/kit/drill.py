@@ -46,7 +46,9 @@ def environment(work: Path, name: str) -> dict[str, str]:
 class Victim:
     """One run called `drill` in `work`, started again whenever its supervisor ends or is killed."""
 
-    def __init__(self, work: Path, train_arguments: list[str], options: list[str] | None = None, wrap: list[str] | None = None) -> None:
+    def __init__(
+        self, work: Path, train_arguments: list[str], options: list[str] | None = None, wrap: list[str] | None = None
+    ) -> None:
         """`options` go to supervise, `wrap` stands between it and torchrun."""
         self.work = work
         self.status_path = work / "runs" / "drill" / "status.json"

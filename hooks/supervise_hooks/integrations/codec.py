@@ -118,7 +118,7 @@ def _numeric(text: str) -> np.dtype[Any]:
 def _torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
+        raise TypeError(f"{name!r} is no dtype")
     return dtype
 
 
@@ -150,7 +150,12 @@ _FROM_SIMPLE: dict[str, Callable[[Any], Any]] = {
     "$timedelta": lambda content: datetime.timedelta(*content),
     "$npscalar": lambda content: np.frombuffer(base64.b64decode(content[1]), dtype=_numeric(content[0]))[0],
 }
-_MAPPINGS: dict[type, str] = {dict: "$dict", collections.OrderedDict: "$odict", collections.defaultdict: "$dict", collections.Counter: "$counter"}
+_MAPPINGS: dict[type, str] = {
+    dict: "$dict",
+    collections.OrderedDict: "$odict",
+    collections.defaultdict: "$dict",
+    collections.Counter: "$counter",
+}
 _FROM_PAIRS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
     "$dict": dict,
     "$odict": collections.OrderedDict,

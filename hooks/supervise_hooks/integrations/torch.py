@@ -82,11 +82,11 @@ class TorchState:
         encoder.check("the training state")
 
     def _check_objects(self) -> None:
-        wrong = [
-            f"{name} ({type(one).__name__}) has no {' and no '.join(method for method in ('state_dict', 'load_state_dict') if not callable(getattr(one, method, None)))}"
-            for name, one in self._objects.items()
-            if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict"))
-        ]
+        wrong = []
+        for name, one in self._objects.items():
+            lacking = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(one, method, None))]
+            if lacking:
+                wrong.append(f"{name} ({type(one).__name__}) has no {' and no '.join(lacking)}")
         wrong += [
             f"{name} cannot be stored: {why}"
             for name, tensor in self._model_tensors().items()
@@ -206,7 +206,8 @@ class TorchState:
                     live[name].copy_(decode(value, own))
         else:
             notes.append(
-                f"saved by {manifest.world_size} ranks, loaded by {world}: random state is not restored, rank {rank} takes rank {source}'s objects"
+                f"saved by {manifest.world_size} ranks, loaded by {world}: random state is not restored, "
+                f"rank {rank} takes rank {source}'s objects"
             )
         modes = set(record["modes"])
         for name, module in self._named("named_modules"):

@@ -22,7 +22,10 @@ def _ask(verb: Literal["flush", "preempt", "stop"], run: str | None, run_root: P
         raise click.UsageError(str(error)) from None
     _, status = find_run(run_root, run)
     if not is_live(status) or status.socket is None:
-        click.echo(f"supervise: cannot {verb} {status.name}: no supervisor runs it here (last seen {status.phase}: {status.reason})", err=True)
+        click.echo(
+            f"supervise: cannot {verb} {status.name}: no supervisor runs it here (last seen {status.phase}: {status.reason})",
+            err=True,
+        )
         sys.exit(1)
     try:
         code = ask_daemon(status.socket, messages.Control(verb=verb, grace_s=grace_s), click.echo, timeout_s)

@@ -11,7 +11,12 @@ from supervise_hooks.contract.errors import ContractError
 def run_root_option(command: click.decorators.FC) -> click.decorators.FC:
     """The option `--run-root`."""
     return click.option(
-        "--run-root", default=".supervise", show_default=True, envvar="SUPERVISE_RUN_ROOT", help="Where run directories are.", type=click.Path(path_type=Path)
+        "--run-root",
+        default=".supervise",
+        show_default=True,
+        envvar="SUPERVISE_RUN_ROOT",
+        help="Where run directories are.",
+        type=click.Path(path_type=Path),
     )(command)
 
 

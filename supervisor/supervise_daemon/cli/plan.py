@@ -18,7 +18,11 @@ def describe_plan(spec: JobSpec) -> str:
     memory = Journal(run_dir.journal, lambda text: None, Scribe()).recall()
     folder = spec.checkpoints or (Path(memory.checkpoints) if memory.checkpoints else None)
     keeper = Keeper(
-        spec=spec, folder=lambda: folder, facts=lambda: (memory.attempt == 0, memory.ever_whole), clear=lambda: None, say=lambda text: None
+        spec=spec,
+        folder=lambda: folder,
+        facts=lambda: (memory.attempt == 0, memory.ever_whole),
+        clear=lambda: None,
+        say=lambda text: None,
     )
     path, why = keeper.preview()
     launcher = assembly.choose_launcher(spec)
@@ -43,8 +47,19 @@ def describe_plan(spec: JobSpec) -> str:
         ("grace", f"{spec.grace_s:g} s unless the notice says otherwise"),
         ("resume", f"{path or 'fresh start'}: {why}"),
         ("checkpoints", f"{folder or 'what the script tells'}; the newest {spec.retention.keep_last} whole ones stay"),
-        ("preempted", f"requeue by {spec.requeue}" + (f", again here after {spec.relaunch_delay_s:g} s" if spec.requeue == "local" else ": exit 75")),
-        ("crashes", f"{restart.max_crashes} survived within {restart.window_s / 3600:g} h, pauses from {restart.backoff_first_s:g} s to {restart.backoff_max_s:g} s"),
-        ("if killed", f"ranks {'save and leave' if spec.on_supervisor_death == 'flush' else 'go on training'} when supervise itself dies"),
+        (
+            "preempted",
+            f"requeue by {spec.requeue}"
+            + (f", again here after {spec.relaunch_delay_s:g} s" if spec.requeue == "local" else ": exit 75"),
+        ),
+        (
+            "crashes",
+            f"{restart.max_crashes} survived within {restart.window_s / 3600:g} h, "
+            f"pauses from {restart.backoff_first_s:g} s to {restart.backoff_max_s:g} s",
+        ),
+        (
+            "if killed",
+            f"ranks {'save and leave' if spec.on_supervisor_death == 'flush' else 'go on training'} when supervise itself dies",
+        ),
     ]
     return "\n".join(f"{name + ':' if name else '':<13}{text}" for name, text in rows)

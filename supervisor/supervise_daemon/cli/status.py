@@ -53,7 +53,9 @@ def describe(status: Status, live: bool, now: float, path: Path) -> str:
 
 
 def _ranks(status: Status) -> list[str]:
-    lines = [f"  ranks: {len(status.ranks)} of {status.world_size or '?'} attached"] if status.ranks else ["  ranks: none attached"]
+    lines = (
+        [f"  ranks: {len(status.ranks)} of {status.world_size or '?'} attached"] if status.ranks else ["  ranks: none attached"]
+    )
     for name, rank in sorted(status.ranks.items(), key=lambda item: int(item[0]))[:16]:
         values = " ".join(f"{key}={value:.4g}" for key, value in rank.values.items())
         gone = "" if rank.attached else " GONE"

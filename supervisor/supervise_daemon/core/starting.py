@@ -8,8 +8,8 @@ from supervise_daemon.core.events import (
     RankAttached,
     ResumePointChosen,
     ResumeRefused,
-    SpawnFailed,
     Spawned,
+    SpawnFailed,
     TimerFired,
 )
 from supervise_daemon.core.job import Job, Phase

@@ -28,7 +28,6 @@ from supervise_daemon.core.restart import FailureReport
 from supervise_daemon.core.transition import Now, Transition, enter, evolve, ignore, rearm, stay
 from supervise_hooks.contract.messages import Purpose
 
-
 # --- news of ranks, in any phase with a tree
 
 
@@ -132,7 +131,8 @@ def notice_while_flushing(job: Job, event: NoticeArrived, now: Now) -> Transitio
     job = merge_notice(job, event, now)
     if job.flush is not None and job.flush.purpose == "continue":
         return _begin_flush(job, "leave", event, now)
-    assert job.notice is not None and job.flush is not None
+    assert job.notice is not None
+    assert job.flush is not None
     plan = plan_grace(now.monotonic, max(job.notice.deadline - now.monotonic, 0.0), job.step_s, job.save_s)
     if plan.flush_by >= job.flush.flush_by - 0.1:
         return stay(job, f"{event.source}: already flushing for {', '.join(job.notice.sources)}")

@@ -3,6 +3,7 @@
 It is steered by PET_* and TORCH_ELASTIC_* variables, so the user's words stay as they are.
 """
 
+import itertools
 import re
 from pathlib import PurePath
 
@@ -26,7 +27,7 @@ class TorchrunLauncher:
         if program in ("torchrun", "torchrun3"):
             return True
         return bool(_PYTHON.fullmatch(program)) and any(
-            flag == "-m" and module in _MODULES for flag, module in zip(argv, argv[1:], strict=False)
+            flag == "-m" and module in _MODULES for flag, module in itertools.pairwise(argv)
         )
 
     def plan(self, argv: tuple[str, ...], context: LaunchContext) -> LaunchPlan:

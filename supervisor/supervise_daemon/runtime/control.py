@@ -20,7 +20,9 @@ class Controls:
             return None
         self._waiting.append((peer, message, job.attempt))
         grace_s = message.grace_s if message.grace_s is not None else spec.grace_s
-        return NoticeArrived(source=f"supervise {message.verb}", action=message.verb, grace_s=grace_s, exit_code=exit_codes.FINISHED)
+        return NoticeArrived(
+            source=f"supervise {message.verb}", action=message.verb, grace_s=grace_s, exit_code=exit_codes.FINISHED
+        )
 
     def tell(self, text: str) -> None:
         """Pass a line on to whoever waits."""
@@ -28,7 +30,7 @@ class Controls:
             self._server.reply(peer, messages.ControlReply(text=text))
 
     def follow(self, job: Job, reason: str, told: bool) -> None:
-        """After a step that followed a verb: is it done?"""
+        """After each step: answer the verbs that are done by it."""
         still = []
         for peer, control, attempt in self._waiting:
             code = verb_done(control.verb, attempt, job, told)
@@ -51,4 +53,3 @@ def verb_done(verb: str, attempt: int, job: Job, told: bool) -> int | None:
     if verb == "preempt":
         return exit_codes.FINISHED if job.attempt > attempt and job.phase in (Phase.RUNNING, Phase.STARTING) else None
     return None
-

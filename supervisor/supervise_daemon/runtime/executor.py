@@ -96,9 +96,7 @@ class Executor:
 
     def _choose(self, command: commands.ChooseResumePoint) -> None:
         checkpoints = self.world.checkpoints
-        self.world.workers.submit(
-            lambda: msgspec.structs.replace(checkpoints.choose(command.set_aside), ticket=command.ticket)
-        )
+        self.world.workers.submit(lambda: msgspec.structs.replace(checkpoints.choose(command.set_aside), ticket=command.ticket))
 
     def _spawn(self, command: commands.Spawn) -> None:
         world, spec = self.world, self.world.spec
@@ -151,7 +149,8 @@ class Executor:
             "TMPDIR": str(temporary),
             # The compile cache must outlive the attempt: keep it where it would be without us.
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get(
-                "TORCHINDUCTOR_CACHE_DIR", f"{os.environ.get('TMPDIR', '/tmp')}/torchinductor_{os.getuid()}"  # noqa: S108
+                "TORCHINDUCTOR_CACHE_DIR",
+                f"{os.environ.get('TMPDIR', '/tmp')}/torchinductor_{os.getuid()}",  # noqa: S108
             ),
             # A pipe makes Python hold back output until a buffer is full: lines would be lost with a killed rank.
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),

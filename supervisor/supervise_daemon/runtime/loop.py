@@ -6,15 +6,15 @@ import signal
 from collections.abc import Callable
 
 from supervise_daemon.core import events, machine
-from supervise_daemon.core.job import Job, Phase
 from supervise_daemon.core.commands import Requeue, Tell
+from supervise_daemon.core.job import Job, Phase
 from supervise_daemon.ports import NoticeSource
 from supervise_daemon.runtime.clock import Clock
 from supervise_daemon.runtime.executor import Executor
 from supervise_daemon.runtime.rank_server import RankServer
+from supervise_daemon.runtime.recorder import Recorder
 from supervise_daemon.runtime.signals import SignalInbox
 from supervise_daemon.runtime.workers import Workers
-from supervise_daemon.runtime.recorder import Recorder
 
 _LOOK_S = 0.2
 """While a tree is expected to end: members that are not our children can vanish without a SIGCHLD to us."""

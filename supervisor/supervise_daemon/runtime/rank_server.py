@@ -141,7 +141,9 @@ class RankServer:
     def _hear(self, peer: Peer, message: messages.FromRank) -> None:
         if isinstance(message, messages.Hello):
             if (message.run_id, message.attempt) != (self.run_id, self.attempt) or message.protocol != messages.PROTOCOL:
-                raise ContractError(f"cannot attach rank {message.rank}: it is of attempt {message.attempt} of {message.run_id!r}")
+                raise ContractError(
+                    f"cannot attach rank {message.rank}: it is of attempt {message.attempt} of {message.run_id!r}"
+                )
             peer.hello = message
         elif isinstance(message, messages.Control):
             peer.control = message

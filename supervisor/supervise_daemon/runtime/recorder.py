@@ -11,8 +11,8 @@ from supervise_daemon.core.restart import FailureReport
 from supervise_daemon.runtime.clock import Clock
 from supervise_daemon.runtime.journal import Journal, Memory
 from supervise_daemon.runtime.rank_server import Peer
-from supervise_daemon.runtime.status import FailureStatus, RankStatus, Status, encode_status
 from supervise_daemon.runtime.scribe import Scribe
+from supervise_daemon.runtime.status import FailureStatus, RankStatus, Status, encode_status
 from supervise_hooks.contract import durable, messages
 
 _PUBLISH_S = 1.0
@@ -65,9 +65,7 @@ class Recorder:
 
     # --- the machine's steps
 
-    def record(
-        self, before: Job, event: events.Event, after: Job, done: tuple[commands.Command, ...], reason: str
-    ) -> None:
+    def record(self, before: Job, event: events.Event, after: Job, done: tuple[commands.Command, ...], reason: str) -> None:
         """One journal line for a step; progress reports are too many and say nothing that matters later."""
         if not isinstance(event, events.RankProgressed):
             self.journal.append(

@@ -1,9 +1,9 @@
 """The run directory `.supervise/<name>/` and the lock that makes one supervisor its owner. Also the private directory for sockets.
 
-    lock              flock, held while a supervisor lives; its content says who
-    journal.jsonl     every event and decision; the memory of the run
-    status.json       replaced at each change
-    attempts/0001/    output.log, error.json
+lock              flock, held while a supervisor lives; its content says who
+journal.jsonl     every event and decision; the memory of the run
+status.json       replaced at each change
+attempts/0001/    output.log, error.json
 """
 
 import contextlib
@@ -57,13 +57,17 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise SuperviseError(f"cannot use run directory {self.path}: {error.strerror}; pass --run-root to put it elsewhere") from None
+            raise SuperviseError(
+                f"cannot use run directory {self.path}: {error.strerror}; pass --run-root to put it elsewhere"
+            ) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(fd, 4096, 0)
             os.close(fd)
-            raise AlreadyRunning(f"cannot supervise {self.path.name!r}: {_who(owner)} already does; see `supervise status {self.path.name}`") from None
+            raise AlreadyRunning(
+                f"cannot supervise {self.path.name!r}: {_who(owner)} already does; see `supervise status {self.path.name}`"
+            ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
                 raise

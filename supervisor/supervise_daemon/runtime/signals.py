@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterable
 from types import FrameType, TracebackType
+from typing import Self
 
 
 class SignalInbox:
@@ -20,7 +21,7 @@ class SignalInbox:
         """Readable when a signal has come."""
         return self._read
 
-    def __enter__(self) -> "SignalInbox":
+    def __enter__(self) -> Self:
         # A full pipe means the loop already has plenty to read: losing a byte then loses nothing but a repetition.
         self._old_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in self.numbers:

@@ -101,7 +101,9 @@ def mask_secrets(argv: list[str] | tuple[str, ...]) -> list[str]:
     hide_next = False
     for word in argv:
         name, equals, _ = word.partition("=")
-        secret = word.startswith("-") and any(part in name.lower() for part in ("token", "password", "passwd", "secret", "api-key", "api_key", "apikey"))
+        secret = word.startswith("-") and any(
+            part in name.lower() for part in ("token", "password", "passwd", "secret", "api-key", "api_key", "apikey")
+        )
         if hide_next and not word.startswith("-"):
             masked.append("***")
         elif secret and equals:

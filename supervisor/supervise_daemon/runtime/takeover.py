@@ -12,7 +12,9 @@ from supervise_daemon.runtime.tree import find_marked, kill_marked
 _LOOK_S = 0.2
 
 
-def take_over(memory: Memory, wait_s: float, say: Callable[[str], None], pause: Callable[[float], None] = time.sleep) -> str | None:
+def take_over(
+    memory: Memory, wait_s: float, say: Callable[[str], None], pause: Callable[[float], None] = time.sleep
+) -> str | None:
     """None when nothing of the newest attempt is left here; else why this run cannot start. Blocks up to `wait_s`.
 
     Ranks that were told to `flush` when their supervisor dies are leaving: they get `wait_s`, then SIGKILL. Ranks that were
@@ -28,7 +30,10 @@ def take_over(memory: Memory, wait_s: float, say: Callable[[str], None], pause: 
             "end it, or wait for it, then start again"
         )
     if old:
-        say(f"attempt {memory.attempt} of a supervisor that died is still here ({len(old)} processes): waiting up to {wait_s:g} s for its flush")
+        say(
+            f"attempt {memory.attempt} of a supervisor that died is still here ({len(old)} processes): "
+            f"waiting up to {wait_s:g} s for its flush"
+        )
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline and find_marked(memory.marker):
             pause(_LOOK_S)

@@ -35,7 +35,12 @@ class Tree:
     def spawn(self, argv: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> int:
         """Start the leader in a session of its own, so that signals to our group pass it by. Raises OSError."""
         process = subprocess.Popen(
-            argv, env=environ, stdin=None if not os.isatty(0) else subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+            argv,
+            env=environ,
+            stdin=None if not os.isatty(0) else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
         )
         process.returncode = 0  # reaped by `reap`, not by Popen: keeps its destructor quiet
         self.leader = process.pid
