@@ -114,7 +114,8 @@ def test_any_interruption_at_any_moment_leaves_the_numbers_of_an_undisturbed_run
 
     assert victim.finished, f"not finished after {struck}: exit codes {victim.exit_codes}\n{log[-6000:]}"
     assert len(struck) >= 60, f"only {len(struck)} interruptions struck before the end: {struck}"
-    assert set(victim.exit_codes) <= {75, -signal.SIGKILL, -signal.SIGTERM}, victim.exit_codes
+    # The raw deaths: struck while the interpreter of `supervise` itself was still starting.
+    assert set(victim.exit_codes) <= {75, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGUSR1}, victim.exit_codes
     for rank in (0, 1):
         plain, drill = (effective_log(tmp_path / f"{name}.samples.rank{rank}") for name in ("plain", "drill"))
         differing = next((index for index, (a, b) in enumerate(zip(plain, drill, strict=True)) if a != b), None)

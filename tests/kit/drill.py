@@ -63,6 +63,8 @@ class Victim:
 
     def start(self, *before: str, own_group: bool = False) -> None:
         """Start a supervisor; `before` are words in front of it."""
+        for page in self.work.glob("phase.rank*"):
+            page.unlink()  # what the last attempt was doing
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*before, *self.argv], env=environment(self.work, "drill"), stdout=log, stderr=log, start_new_session=own_group

@@ -60,6 +60,9 @@ class TorchState:
         rng: bool = True,
     ) -> None:
         """`model`, `optimizer`: one, or a dict of several by name. Raises SuperviseError naming every object that cannot be saved."""
+        # Kept alive with the session, that is beyond the script's last line: a DDP wrapper that goes with main()'s frame joins gloo's
+        # threads while it holds the GIL one of them waits for, and the rank never exits (torch 2.13).
+        self._given = model
         self._models = {name: _strip(module) for name, module in _by_name("model", model, torch.nn.Module).items()}
         parameter_names = {
             id(parameter): name.removeprefix("model.")

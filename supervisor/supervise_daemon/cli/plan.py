@@ -54,8 +54,10 @@ def describe_plan(spec: JobSpec) -> str:
         ),
         (
             "crashes",
-            f"{restart.max_crashes} survived within {restart.window_s / 3600:g} h, "
-            f"pauses from {restart.backoff_first_s:g} s to {restart.backoff_max_s:g} s",
+            (
+                f"{restart.max_crashes} survived within {restart.window_s / 3600:g} h, "
+                f"pauses from {restart.backoff_first_s:g} s to {restart.backoff_max_s:g} s"
+            ),
         ),
         (
             "if killed",
