@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,14 @@ def test_only_exit_code_0_can_be_finished(end: exits.AttemptEnd) -> None:
         assert end.leader_code == 0 and (end.all_completed or end.pending is None)
     else:
         assert ending == {"stop": "stopped", "preempt": "preempted", None: "crashed"}[end.pending]
+
+
+def test_a_wrapper_that_swallows_a_failure_does_not_make_it_a_success() -> None:
+    """C49: a rank told of its exception, the shell around it went on and exited 0: crashed. A quiet exit 0 is finished."""
+    end = exits.AttemptEnd(leader_code=0, pending=None, flushed=False, all_completed=False, report=None, rank_failed=True)
+    assert exits.classify_exit(end)[0] == "crashed"
+    assert exits.classify_exit(msgspec.structs.replace(end, rank_failed=False))[0] == "finished"
+    assert exits.classify_exit(msgspec.structs.replace(end, all_completed=True))[0] == "finished"
 
 
 @given(first=st.none() | REPORTS, reports=st.lists(REPORTS, max_size=4).map(tuple), leader_code=st.integers(-64, 255))

@@ -60,11 +60,12 @@ class Watch:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _look(self) -> list[str]:
-        processes = [f"left running: pid {process.pid}: {_command(process)[:160]}" for process in self._processes()]
+        ours = self._processes()
+        processes = [f"left running: pid {process.pid}: {_command(process)[:160]}" for process in ours]
         temporary = [f"left in TMPDIR: {name}" for name in sorted(_names(self.temporary)) if not _CACHES.match(name)]
         shared = [_SHM / name for name in _names(_SHM) - self._shm]
         shared += [_TMP / name for name in _names(_TMP) - self._tmp if _OURS_IN_TMP.match(name)]
-        strangers = "" if processes or not shared else _in_use()
+        strangers = _in_use({process.pid for process in ours}) if shared else ""
         return [*processes, *temporary, *(f"left: {path}" for path in sorted(shared) if str(path) not in strangers)]
 
     def _processes(self) -> list[psutil.Process]:
@@ -111,10 +112,10 @@ def _names(folder: Path) -> set[str]:
     return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
-def _in_use() -> str:
-    """Paths that live processes have open, mapped or bound: with none of ours left, they are other people's."""
-    paths = [Path("/proc/net/unix").read_text()]
-    for pid in psutil.pids():
+def _in_use(ours: set[int]) -> str:
+    """Paths that other live processes have open, mapped or bound: they are other people's."""
+    paths = [] if ours else [Path("/proc/net/unix").read_text()]  # that one does not say whose
+    for pid in set(psutil.pids()) - ours:
         try:
             paths.append(Path(f"/proc/{pid}/maps").read_text())
             paths += [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

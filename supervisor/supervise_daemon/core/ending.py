@@ -152,6 +152,7 @@ def _judge(job: Job, reports: tuple[FailureReport, ...], newest: int | None, jit
             flushed=job.flush is not None and job.flush.done,
             all_completed=job.all_completed,
             report=report,
+            rank_failed=job.failure is not None and job.failure.error != "",
         )
     )
     if end == "finished":

@@ -27,6 +27,8 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     all_completed: bool
     """Every rank said that its loop ran to the end."""
     report: FailureReport | None
+    rank_failed: bool = False
+    """A rank told of the exception that ended it."""
 
 
 def classify_exit(end: AttemptEnd) -> tuple[Ending, str]:
@@ -37,8 +39,10 @@ def classify_exit(end: AttemptEnd) -> tuple[Ending, str]:
         return "stopped", "it was asked to stop"
     if end.pending == "preempt":
         return "preempted", f"a notice was pending when it ended; {'flushed' if end.flushed else 'nothing was flushed for it'}"
-    if end.leader_code == 0:
+    if end.leader_code == 0 and not end.rank_failed:
         return "finished", "the command exited 0 and no notice was pending"
+    if end.leader_code == 0:  # a wrapper script that goes on after a failure
+        return "crashed", f"{describe_failure(0, end.report)}, though the command exited 0"
     return "crashed", describe_failure(end.leader_code, end.report)
 
 
