@@ -1,9 +1,10 @@
 """The important ways through the machine, one story each."""
 
+import msgspec
 import pytest
 
 from kit.builders import Story, a_notice
-from supervise_daemon.core import events
+from supervise_daemon.core import events, machine
 from supervise_daemon.core.commands import (
     AskFlush,
     AskLeave,
@@ -17,7 +18,7 @@ from supervise_daemon.core.commands import (
     Tell,
     TermTree,
 )
-from supervise_daemon.core.job import Phase
+from supervise_daemon.core.job import Job, Limits, Phase
 from supervise_daemon.core.restart import FailureReport, RestartPolicy
 
 
@@ -489,3 +490,13 @@ def test_a_periodic_save_is_checked_when_the_last_receipt_is_in() -> None:
     assert not story.tell(save[0]).sent(CheckCheckpoint)
     assert story.tell(save[1]).sent(CheckCheckpoint) == [CheckCheckpoint(ticket=0, path="step-10", step=10)]
     assert story.job.phase is Phase.RUNNING and story.job.saves == ()
+
+
+def test_a_usage_error_after_a_resume_hints_at_the_resume_option() -> None:
+    """C73: argparse exits 2 on an unknown --resume: the user reads which option of ours takes it away."""
+    job = msgspec.structs.replace(
+        Job(limits=Limits()), phase=Phase.SETTLING, attempt=2, resume="/c/step-5", leader_code=2, ticket=1
+    )
+    after, _, reason = machine.step(job, events.Settled(ticket=1, reports=(), newest_step=5, jitter=0.0), 0.0, 0.0)
+    assert after.phase is Phase.WAITING
+    assert "--resume-argument none" in reason

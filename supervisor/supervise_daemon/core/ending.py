@@ -173,6 +173,9 @@ def _requeue(job: Job, now: Now, why: str) -> Transition:
 
 def _restart(job: Job, leader_code: int, report: FailureReport | None, jitter: float, now: Now) -> Transition:
     what = exits.describe_failure(leader_code, report)
+    if job.resume is not None and not job.attached and exits.final_code(leader_code, report) == exit_codes.USAGE:
+        # argparse's code for an option it does not know; scripts with hooks read the environment and need no option.
+        what += " (a usage error: if the command does not know the resume option, pass --resume-argument none)"
     crash = Crash(
         at=now.wall,
         signature=report.signature if report is not None else f"{leader_code}:",
