@@ -4,9 +4,11 @@ import logging
 import os
 import sys
 import threading
+import time
 from typing import NoReturn
 
 _FLUSH_S = 1.0
+_CHILDREN_S = 0.2
 
 
 def leave(code: int) -> NoReturn:
@@ -36,5 +38,10 @@ def _kill_children() -> None:
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return
-    for child in multiprocessing.active_children():
+    children = multiprocessing.active_children()
+    for child in children:  # told first: a killed worker leaves the folder of its sockets in /tmp
+        child.terminate()
+    deadline = time.monotonic() + _CHILDREN_S
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
         child.kill()
