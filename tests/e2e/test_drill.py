@@ -16,6 +16,7 @@ from supervise_daemon.core.job import Phase
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.process]
 
 STRIKES = 64
+EARLY = ("import", "set-up", "resume", "first step", "verification")
 STEPS = 900
 TRAIN = ["--steps", str(STEPS), "--every", "12", "--eval-every", "15", "--step-s", "0.02", "--workers", "1"]
 
@@ -103,6 +104,9 @@ def test_any_interruption_at_any_moment_leaves_the_numbers_of_an_undisturbed_run
         if len(struck) >= STRIKES or victim.finished or time.monotonic() > give_up:
             break
         victim.ensure()
+        status = victim.status()
+        if moment in EARLY and status is not None and status.phase == Phase.RUNNING and sigkill(victim.tree()):
+            struck.append(("mid-step", "KILL all"))  # early moments come only after a restart
         if moments[moment]() and weapons[weapon]():
             struck.append((moment, weapon))
     deadline = time.monotonic() + 300

@@ -159,7 +159,7 @@ def test_ranks_told_to_continue_train_on_and_nobody_starts_beside_them(
     before = (tmp_path / "drill.samples.rank0").stat().st_size
     victim.start()
     assert victim.end() == 73
-    assert victim.wait(lambda: (tmp_path / "drill.samples.rank0").stat().st_size > before, 10) or (
+    assert victim.wait(lambda: (tmp_path / "drill.samples.rank0").stat().st_size > before, 10, patient=True) or (
         (tmp_path / "drill.samples.rank0").stat().st_size > before
     ), "training stood still"
     assert len(victim.ranks()) == 2

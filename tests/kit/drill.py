@@ -77,7 +77,9 @@ class Victim:
             status = self.status()
             return status is not None and status.phase == "RUNNING" and status.attempt >= attempt and (status.step or 0) >= step
 
-        assert self.wait(there, timeout_s), f"training did not reach step {step}: {self.log.read_text(errors='replace')[-3000:]}"
+        assert self.wait(there, timeout_s, patient=True), (
+            f"training did not reach step {step}: {self.log.read_text(errors='replace')[-3000:]}"
+        )
         status = self.status()
         assert status is not None
         return status
@@ -169,10 +171,16 @@ class Victim:
         """Whether a rank is writing a checkpoint right now."""
         return any((self.work / "drill-checkpoints").glob("step-*/*.writing"))
 
-    def wait(self, met: Callable[[], object], timeout_s: float) -> bool:
-        """Poll tightly until something is true (and say so), the supervisor ends, or time runs out."""
+    def steps_done(self) -> int:
+        """Steps in rank 0's log, about: lines are of one length."""
+        log = self.work / "drill.samples.rank0"
+        return log.stat().st_size // 110 if log.exists() else 0
+
+    def wait(self, met: Callable[[], object], timeout_s: float, patient: bool = False) -> bool:
+        """Poll tightly until something is true (and say so), the supervisor ends, time or the training runs on."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        before = self.steps_done()
+        while time.monotonic() < deadline and (patient or self.steps_done() < before + 40):
             if met():
                 return True
             if self.process is None or self.process.poll() is not None:
