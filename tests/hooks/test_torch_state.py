@@ -449,8 +449,6 @@ def test_sharded_state_loads_on_another_number_of_ranks(tmp_path: Path) -> None:
         argv = [
             str(Path(sys.executable).parent / "torchrun"),
             "--standalone",
-            "--log-dir",
-            str(folder.parent / "torchrun"),
             "--nproc-per-node",
             str(ranks),
             str(script),
