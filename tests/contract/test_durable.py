@@ -12,7 +12,7 @@ from supervise_hooks.contract import durable
 def test_a_failed_write_leaves_the_old_content_and_no_debris(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """Whichever system call fails, the file keeps its old content and no temporary stays."""
+    """C39: whichever system call fails, rename included, the file keeps its old content and no temporary stays."""
     target = tmp_path / "state.json"
     durable.write(target, b"old")
 

@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=12)
     parser.add_argument("--eval-every", type=int, default=15)
     parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--eval-s", type=float, default=0.0, help="an evaluation that long, without a service point")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--fail-at", type=int, default=-1, help="rank 1 raises at this step, in every attempt")
     parser.add_argument("--exit-at", type=int, default=-1, help="rank 1 exits 7 at this step, in every attempt")
@@ -115,6 +116,7 @@ def main() -> None:
         if (step + 1) % args.eval_every == 0:
             with run.evaluating():
                 phase("evaluate")
+                time.sleep(args.eval_s)
                 model.eval()
                 for _, x, y in held_out:
                     model(x)

@@ -89,7 +89,7 @@ def _moments(victim: Victim, chance: random.Random) -> dict[str, Callable[[], bo
 def test_any_interruption_at_any_moment_leaves_the_numbers_of_an_undisturbed_run(
     tmp_path: Path, make_victim: Callable[..., Victim]
 ) -> None:
-    """After 64 random interruptions weights, optimizer and consumed samples are bit-identical to an uninterrupted run's."""
+    """C34, C35, C37: after 64 random interruptions weights, optimizer, rates and consumed samples are those of an undisturbed run, to the bit."""
     subprocess.run(torchrun(tmp_path, "plain", *TRAIN), env=environment(tmp_path, "plain"), check=True, capture_output=True)
 
     chance = random.Random(20261130)

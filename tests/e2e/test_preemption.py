@@ -1,15 +1,19 @@
 """The main job on real torchrun: a notice becomes one whole checkpoint at a common step, and nothing is lost or left."""
 
 import contextlib
+import json
 import os
+import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kit.drill import Victim, send
+from supervise_hooks.contract import layout
 from supervise_hooks.contract.manifest import read_manifest
 from supervise_hooks.contract.verification import verify_sealed
 
@@ -40,7 +44,7 @@ def _seen(victim: Victim, event: str) -> bool:
 def test_a_term_to_supervise_is_flushed_before_torchrun_or_a_rank_sees_any_signal(
     tmp_path: Path, make_victim: Callable[..., Victim]
 ) -> None:
-    """TERM at step N, with the ranks' handlers replaced by the script's: both save one step, exit 75, no rank got a signal."""
+    """C05: TERM at step N, with the ranks' handlers replaced by the script's: both save one step, exit 75, no rank got a signal."""
     victim = make_victim(tmp_path, [*TRAIN, "--own-handlers"])
     victim.start()
     victim.wait_training(20)
@@ -191,3 +195,63 @@ def test_an_exit_code_of_a_rank_is_not_flattened_by_torchrun(tmp_path: Path, mak
     victim = make_victim(tmp_path, [*TRAIN, "--exit-at", "3"], ["--max-crashes", "0"])
     victim.start()
     assert victim.end(60) == 7
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_notice_at_one_rank_alone_makes_all_ranks_save_the_same_step(
+    tmp_path: Path, make_victim: Callable[..., Victim], rank: int
+) -> None:
+    """C16: only one rank is signalled; the agreement brings both to one step, and both leave."""
+    victim = make_victim(tmp_path, TRAIN)
+    victim.start()
+    victim.wait_training(20)
+    send(victim.ranks()[rank], signal.SIGTERM)
+
+    assert victim.end() == 75
+    _assert_flushed(victim)
+
+
+def test_requests_at_any_moment_are_honoured_between_steps_only(tmp_path: Path, make_victim: Callable[..., Victim]) -> None:
+    """C15: twenty flushes at random times, with accumulation and locks in the step: every checkpoint is of a finished optimizer step."""
+    victim = make_victim(tmp_path, [*TRAIN, "--workers", "0"], ["--keep-last", "100"])
+    victim.start()
+    victim.wait_training(10)
+    assert victim.process is not None
+    for count in range(1, 21):
+        time.sleep(random.Random(count).random() * 0.05)
+        victim.process.send_signal(signal.SIGUSR2)
+        assert victim.wait(
+            lambda count=count: sum("going on" in step["reason"] for step in victim.events()) >= count, 20, patient=True
+        ), f"flush {count} did not end"
+    victim.process.send_signal(signal.SIGTERM)
+    assert victim.end() == 75
+    folders = sorted((tmp_path / "drill-checkpoints").glob("step-*"))
+    assert len(folders) >= 15
+    for folder in folders:
+        inspection, manifest = verify_sealed(folder, "full")
+        assert (inspection.verdict, inspection.problems) == ("WHOLE", ())
+        assert manifest is not None
+        for rank in (0, 1):
+            record = json.loads((folder / layout.state_name(rank, 2)).read_text())
+            assert record["objects"]["scheduler"]["last_epoch"] == manifest.step == record["step"]
+
+
+def test_a_long_evaluation_that_never_looks_costs_its_steps_and_says_how_many(
+    tmp_path: Path, make_victim: Callable[..., Victim]
+) -> None:
+    """C14: no service point within the grace: ended in time, nothing torn chosen, the steps since the last checkpoint told as a number."""
+    train = ["--steps", "4000", "--every", "10", "--eval-every", "25", "--step-s", "0.01", "--eval-s", "60"]
+    victim = make_victim(tmp_path, train, ["--grace", "4"])
+    victim.start()
+    assert victim.wait(lambda: victim.doing(0) == victim.doing(1) == "evaluate", 40, patient=True)
+    assert victim.process is not None
+    begun = time.monotonic()
+    victim.process.send_signal(signal.SIGTERM)
+
+    assert victim.end() == 75
+    assert time.monotonic() - begun < 5
+    status = victim.status()
+    assert status is not None
+    assert (status.newest_step, status.lost_steps_total) == (20, 5)
+    assert "did not fit" in victim.log.read_text(errors="replace")
+    assert victim.tree() == []

@@ -224,7 +224,16 @@ def torchrun(tmp_path: Path, environ: dict[str, str]) -> "subprocess.Popen[str]"
     """The toy on two ranks."""
     script = tmp_path / "toy.py"
     script.write_text(TOY)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir", str(tmp_path), str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--log-dir",
+        str(tmp_path),
+        str(script),
+    ]
     return subprocess.Popen(
         [*command, str(tmp_path / "c")],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environ,

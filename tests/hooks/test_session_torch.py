@@ -53,7 +53,16 @@ def torchrun(folder: Path, pause_s: float) -> "subprocess.Popen[str]":
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir", str(folder), str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--log-dir",
+        str(folder),
+        str(script),
+    ]
     return subprocess.Popen(
         [*command, str(folder / "c"), str(pause_s)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -1,7 +1,8 @@
 """A rank without torch: speaks the contract over SUPERVISE_SOCKET and writes real receipts. Run as a program.
 
 Options (environment): TOY_STEPS (default 1000000), TOY_STEP_S (0.01), TOY_CRASH_AT (step, only in attempt TOY_CRASH_ATTEMPT),
-TOY_LOG (a file that gets one JSON line an attempt: argv, resume, step).
+TOY_LOG (a file that gets one JSON line an attempt: argv, resume, step, run_id), TOY_SAVE_S (how long a save takes), TOY_DEAF (never
+answers a flush, as a rank stuck in C code would).
 """
 
 import contextlib
@@ -39,7 +40,16 @@ def main() -> int:
     if log := os.environ.get("TOY_LOG"):
         with open(log, "a") as file:
             file.write(
-                json.dumps({"attempt": ATTEMPT, "argv": sys.argv[1:], "resume": os.environ[env.RESUME], "step": step}) + "\n"
+                json.dumps(
+                    {
+                        "attempt": ATTEMPT,
+                        "argv": sys.argv[1:],
+                        "resume": os.environ[env.RESUME],
+                        "step": step,
+                        "run_id": os.environ[env.RUN_ID],
+                    }
+                )
+                + "\n"
             )
     link = socket.socket(socket.AF_UNIX)
     link.connect(os.environ[env.SOCKET])
@@ -75,10 +85,11 @@ def main() -> int:
             return 0
         for line in lines.feed(chunk):
             order = messages.decode_to_rank(line)
-            if isinstance(order, messages.Leave):
+            if isinstance(order, messages.Leave) and "TOY_DEAF" not in os.environ:
                 return 0
-            if isinstance(order, messages.FlushRequest):
+            if isinstance(order, messages.FlushRequest) and "TOY_DEAF" not in os.environ:
                 send(messages.Committed(flush_id=order.flush_id, step=step))
+                select.select([], [], [], float(os.environ.get("TOY_SAVE_S", "0")))
                 send(save(step, order.flush_id, "emergency"))
                 leaving = leaving or order.purpose == "leave"
     send(messages.RunCompleted(step=step))

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from kit.eventually import eventually
 from kit.supervised import PYTHON, TOY, Supervised
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Supervised]:
-    """A folder for one run."""
-    supervised = Supervised(tmp_path)
-    yield supervised
-    supervised.close()
 
 
 @pytest.mark.parametrize(
