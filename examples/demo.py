@@ -55,12 +55,27 @@ def act(title: str, text: str = "") -> None:
         console.print(f"[cyan]{text}")
 
 
-def show(line: str) -> None:
-    """One line of the run: ours in colour, the job's own dimmed."""
-    if line.startswith("supervise "):
-        console.print(f"[bold green]{line}", markup=True)
-    elif line.strip():
-        console.print(f"  {line}", style="dim", markup=False)
+class Screen:
+    """Shows a run line by line: ours in colour, the job's own dimmed, launchers' tracebacks as a count."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = str(work)
+        self._hidden = 0
+
+    def show(self, line: str) -> None:
+        """One line."""
+        line = line.rstrip().replace(self._work, "…")
+        if line.startswith("supervise ") or line.startswith(("supervise:", "step ")):
+            if self._hidden:
+                console.print(
+                    f"  ({self._hidden} lines of tracebacks of torchrun and the ranks; `supervise logs` has them)",
+                    style="dim italic",
+                )
+                self._hidden = 0
+            ours = line.startswith("supervise ")
+            console.print(line if ours else f"  {line}", style="bold green" if ours else "dim", markup=False)
+        elif line:
+            self._hidden += 1
 
 
 @contextlib.contextmanager
@@ -81,7 +96,8 @@ def supervised(work: Path) -> Iterator[subprocess.Popen[str]]:
         bufsize=1,
     )
     assert process.stdout is not None
-    reader = threading.Thread(target=lambda: [show(line.rstrip("\n")) for line in process.stdout or ()], daemon=True)
+    screen = Screen(work)
+    reader = threading.Thread(target=lambda: [screen.show(line) for line in process.stdout or ()], daemon=True)
     reader.start()
     try:
         yield process
@@ -180,7 +196,7 @@ def main() -> int:
             console.print(plain.stdout + plain.stderr, markup=False)
             return 1
         for line in plain.stdout.splitlines()[-3:]:
-            show(line)
+            console.print(f"  {line}", style="dim", markup=False)
 
         act("Now supervised, and attacked three times")
         status = attack(work)
