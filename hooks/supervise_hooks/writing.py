@@ -1,4 +1,4 @@
-"""Writing one rank's part of a checkpoint to disk: tensor file, state file, receipt. No torch: buffers come in, a receipt goes out.
+"""Writing one rank's part of a checkpoint to disk: tensor file, state file, receipt. No torch: bytes come in, a receipt goes out.
 
 Digests are computed while the bytes are still in memory. Whatever fails, this rank's own files are gone again and
 every older checkpoint is untouched.
@@ -7,7 +7,7 @@ every older checkpoint is untouched.
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,10 @@ class Part(msgspec.Struct, frozen=True):
     dtype: str
     """safetensors name, e.g. F32."""
     shape: tuple[int, ...]
-    buffer: memoryview
+    size: int
+    """Bytes."""
+    read: Callable[[], memoryview]
+    """Called once, when its turn comes: of tensors on a device only one at a time is copied to the host."""
     piece: tensors.Piece | None = None
 
 
@@ -49,8 +52,15 @@ def write_rank(folder: Path, context: SaveContext, parts: Sequence[Part], state:
     rank, world = context.rank, context.world_size
     try:
         durable.make_folder(folder)
-        check_space(folder, sum(part.buffer.nbytes for part in parts) + len(state))
+        try:
+            check_space(folder, context.step, sum(part.size for part in parts) + len(state))
+        except CheckpointError:
+            with contextlib.suppress(OSError):  # not empty: other ranks write here
+                folder.rmdir()
+            raise
         mark = folder / layout.writing_name(rank, world)
+        if mark.exists():
+            _remove_temporaries(folder, rank, world)
         # Not durable on purpose: it speaks of a live process only.
         fd = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
@@ -96,14 +106,15 @@ def _write_tensors(path: Path, parts: Sequence[Part]) -> FileEntry:
     entries: dict[str, tensors.Entry] = {}
     position = 0
     for part in ordered:
-        entries[part.key] = tensors.Entry(part.dtype, part.shape, (position, position + part.buffer.nbytes))
-        position += part.buffer.nbytes
+        entries[part.key] = tensors.Entry(part.dtype, part.shape, (position, position + part.size))
+        position += part.size
     header = tensors.encode_header(entries, {part.key: part.piece for part in ordered if part.piece is not None})
     size = len(header) + position
     digest = xxhash.xxh3_128()
     with durable.replacing(path) as fd:
         allocate(fd, size)
-        for buffer in (memoryview(header), *(part.buffer for part in ordered)):
+        for read in ((lambda: memoryview(header)), *(part.read for part in ordered)):
+            buffer = read()
             for start in range(0, buffer.nbytes, _SLICE):
                 piece = buffer[start : start + _SLICE]
                 digest.update(piece)
@@ -122,14 +133,23 @@ def allocate(fd: int, size: int) -> None:
             raise
 
 
-def check_space(folder: Path, size: int) -> None:
+def check_space(folder: Path, step: int, size: int) -> None:
     """Raise CheckpointError when the filesystem has no room for `size` bytes in a few files."""
     info = os.statvfs(folder)
     free = info.f_bavail * info.f_frsize
     if free < size + _MARGIN_BYTES:
-        raise CheckpointError(f"cannot save to {folder}: it needs {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free")
+        raise CheckpointError(
+            f"cannot save step {step} to {folder}: it needs {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+        )
     if info.f_files and info.f_favail < _FILES:
-        raise CheckpointError(f"cannot save to {folder}: no inodes are free")
+        raise CheckpointError(f"cannot save step {step} to {folder}: no inodes are free")
+
+
+def _remove_temporaries(folder: Path, rank: int, world: int) -> None:
+    """Take away what a writer that was killed left under temporary names: it may be as large as the checkpoint."""
+    for name in os.listdir(folder):
+        if name.startswith(f"{durable.TEMP_PREFIX}{layout.rank_stem(rank, world)}."):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _remove_own(folder: Path, rank: int, world: int) -> None:

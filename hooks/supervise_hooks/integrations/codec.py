@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from supervise_hooks.contract.errors import CheckpointError, SuperviseError
+from supervise_hooks.integrations.raw import why_unstorable
 
 Tensors = dict[str, torch.Tensor]
 _MAX_SAFE_INT = 2**53
@@ -38,6 +39,9 @@ class Encoder:
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if isinstance(value, torch.Tensor):
+            why = why_unstorable(value)
+            if why is not None:
+                return self._refuse(path, f"a tensor, but {why}")
             return {"$tensor": self._store(path, value.detach())}
         simple = _SIMPLE.get(kind)
         if simple is not None:
@@ -61,11 +65,18 @@ class Encoder:
             return {"$deque": [value.maxlen, [self.encode(item, f"{path}.{index}") for index, item in enumerate(value)]]}
         if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
             return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
-        tag = _MAPPINGS.get(kind)
-        if tag is not None:
-            return {tag: [[self.encode(key, f"{path}.key"), self.encode(item, f"{path}.{key}")] for key, item in value.items()]}
-        self.offenders.append(f"{path.lstrip('.') or 'the value'} is a {kind.__module__}.{kind.__qualname__}")
-        return None
+        if kind in _MAPPINGS or kind is collections.defaultdict:
+            pairs = [[self.encode(key, f"{path}.key"), self.encode(item, f"{path}.{key}")] for key, item in value.items()]
+            if kind in _MAPPINGS:
+                return {_MAPPINGS[kind]: pairs}
+            factory = next((name for name, known in _FACTORIES.items() if known is value.default_factory), "")
+            if factory:
+                return {"$defaultdict": [factory, pairs]}
+            return self._refuse(path, f"a defaultdict that makes {value.default_factory!r}")
+        return self._refuse(path, f"a {kind.__module__}.{kind.__qualname__}")
+
+    def _refuse(self, path: str, what: str) -> None:
+        self.offenders.append(f"{path.lstrip('.') or 'the value'} is {what}")
 
     def _store(self, path: str, tensor: torch.Tensor) -> str:
         key = base = f"{self._prefix}{path}"
@@ -101,6 +112,9 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             return {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag](decode(item, tensors) for item in content)
         if tag == "$deque":
             return collections.deque((decode(item, tensors) for item in content[1]), content[0])
+        if tag == "$defaultdict":
+            pairs = ((decode(key, tensors), decode(item, tensors)) for key, item in content[1])
+            return collections.defaultdict(_FACTORIES[content[0]], pairs)
         if tag in _FROM_PAIRS:
             return _FROM_PAIRS[tag]([(decode(key, tensors), decode(item, tensors)) for key, item in content])
         return _FROM_SIMPLE[tag](content)
@@ -153,9 +167,12 @@ _FROM_SIMPLE: dict[str, Callable[[Any], Any]] = {
 _MAPPINGS: dict[type, str] = {
     dict: "$dict",
     collections.OrderedDict: "$odict",
-    collections.defaultdict: "$dict",
     collections.Counter: "$counter",
 }
+_FACTORIES: dict[str, Callable[[], Any] | None] = {
+    "none": None, "int": int, "float": float, "list": list, "dict": dict, "set": set,
+}  # fmt: skip
+"""What a defaultdict may make of a missing key."""
 _FROM_PAIRS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
     "$dict": dict,
     "$odict": collections.OrderedDict,

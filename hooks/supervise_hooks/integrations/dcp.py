@@ -5,6 +5,7 @@ hold onto the tensors it is given. Where a piece lies is in the header of each f
 """
 
 import contextlib
+import functools
 import math
 import os
 import warnings
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -27,16 +29,23 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from supervise_hooks.contract import tensors
 from supervise_hooks.contract.errors import CheckpointError
-from supervise_hooks.integrations.raw import DTYPE_NAMES, from_buffer, to_buffer
+from supervise_hooks.integrations.raw import DTYPE_NAMES, bytes_of, from_buffer, to_buffer, why_unstorable
 from supervise_hooks.writing import Part
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Silences DCP's warning that `no_dist` means a single process: here it means no collectives."""
+    """Silences DCP's warning that `no_dist` means a single process: here it means no collectives. Raises the error that happened.
+
+    DCP wraps every error in its CheckpointException, a BaseException: no `except Exception` of a training loop would stop it (2.13).
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            cause = next((one for one, _ in error.failures.values()), None)
+            raise CheckpointError(str(error)) if cause is None else cause from None
 
 
 def assign_owners(named: Mapping[str, torch.Tensor], pinned: frozenset[str], world_size: int) -> dict[str, int]:
@@ -87,6 +96,15 @@ class RankSavePlanner(DefaultSavePlanner):
         return all_plans, Metadata(state_dict_metadata={})
 
 
+def as_part(key: str, tensor: torch.Tensor, piece: tensors.Piece | None = None) -> Part:
+    """The tensor as it goes into the file, read when its turn comes. Raises CheckpointError when raw bytes cannot stand for it."""
+    why = why_unstorable(tensor)
+    if why is not None:
+        raise CheckpointError(f"cannot save {key}: {why}")
+    read = functools.partial(to_buffer, tensor)
+    return Part(key, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), bytes_of(tensor), read, piece)
+
+
 class RankStorageWriter(StorageWriter):
     """Collects the planned pieces as parts of the rank's file, to be written together with what is not DCP's."""
 
@@ -109,7 +127,7 @@ class RankStorageWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "torch.futures.Future[list[WriteResult]]":
-        """Resolve each item to its tensor; no copy is made of one that lies contiguous in host memory."""
+        """Resolve each item to its tensor; nothing is copied yet, and never one that lies contiguous in host memory."""
         results = []
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
@@ -119,9 +137,8 @@ class RankStorageWriter(StorageWriter):
             offset = tuple(item.tensor_data.chunk.offsets)
             piece = tensors.Piece(item.index.fqn, tuple(item.tensor_data.size), offset)
             key = item.index.fqn if piece.shape == tuple(tensor.shape) else f"{item.index.fqn}@{','.join(map(str, offset))}"
-            buffer = to_buffer(tensor)
-            self.parts.append(Part(key, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), buffer, piece))
-            results.append(WriteResult(index=item.index, size_in_bytes=buffer.nbytes, storage_data=None))
+            self.parts.append(as_part(key, tensor, piece))
+            results.append(WriteResult(index=item.index, size_in_bytes=bytes_of(tensor), storage_data=None))
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result(results)
         return future
@@ -230,4 +247,7 @@ def read_range(path: Path, begin: int, count: int) -> bytearray:
 
 
 def _dtype(name: str) -> torch.dtype:
-    return next(dtype for dtype, known in DTYPE_NAMES.items() if known == name)
+    known = next((dtype for dtype, known in DTYPE_NAMES.items() if known == name), None)
+    if known is None:
+        raise CheckpointError(f"cannot read a tensor of type {name}: torch {torch.__version__} does not know it")
+    return known

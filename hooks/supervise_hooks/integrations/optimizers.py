@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from supervise_hooks.contract.errors import CheckpointError
 from supervise_hooks.integrations.codec import Encoder, decode
 
 Named = dict[str, torch.Tensor]
@@ -30,8 +31,12 @@ class OptimizerState:
         state = self.optimizer.state_dict()
         named: Named = {}
         rest: dict[str, Any] = {}
+        # By something else than a parameter: an optimizer's global state.
+        others = {index: values for index, values in state["state"].items() if not isinstance(index, int)}
         for index, values in state["state"].items():
-            name = self._names[index] if isinstance(index, int) else str(index)
+            if index in others:
+                continue
+            name = self._names[index]
             for key, value in values.items():
                 if isinstance(value, torch.Tensor):
                     named[f"{self.prefix}.{name}.{key}"] = value
@@ -39,7 +44,7 @@ class OptimizerState:
                     rest.setdefault(name, {})[key] = value
         groups = [{**group, "params": [self._names[index] for index in group["params"]]} for group in state["param_groups"]]
         keys = {self._names[index]: list(values) for index, values in state["state"].items() if isinstance(index, int)}
-        return named, encoder.encode({"groups": groups, "rest": rest, "keys": keys}, f".{self.prefix}")
+        return named, encoder.encode({"groups": groups, "rest": rest, "keys": keys, "others": others}, f".{self.prefix}")
 
     def mismatches(self, stored: Any, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Why the stored state does not belong to this optimizer; empty when it does."""
@@ -57,15 +62,21 @@ class OptimizerState:
         ]
 
     def targets(self, stored: Any, specification: Any, tensors: Mapping[str, torch.Tensor]) -> Named:
-        """Empty tensors to load into, by full name: placed like their parameter where they have its shape."""
+        """Empty tensors to load into, by full name: placed like their parameter where they have its shape.
+
+        Raises CheckpointError when something that was saved is in no file.
+        """
         parameters = dict(zip(self._names, self._parameters, strict=True))
         targets: Named = {}
-        for name, keys in decode(stored, tensors)["keys"].items():
+        saved = decode(stored, tensors)
+        for name, keys in saved["keys"].items():
             for key in keys:
                 full = f"{self.prefix}.{name}.{key}"
                 try:
                     dtype, shape = specification(full)
                 except KeyError:
+                    if key not in saved["rest"].get(name, {}):
+                        raise CheckpointError(f"cannot load {full}: it was saved, but no file has it") from None
                     continue  # not a tensor
                 parameter = parameters[name]
                 if isinstance(parameter, DTensor) and parameter.shape == shape:
@@ -85,7 +96,7 @@ class OptimizerState:
                 full = f"{self.prefix}.{name}.{key}"
                 values[key] = loaded[full] if full in loaded else saved["rest"][name][key]
         groups = [{**group, "params": [index_of[name] for name in group["params"]]} for group in saved["groups"]]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.optimizer.load_state_dict({"state": {**state, **saved["others"]}, "param_groups": groups})
         self._undo_casts(state)
 
     def _undo_casts(self, state: dict[int, dict[str, Any]]) -> None:

@@ -17,11 +17,20 @@ _DTYPES = {known: dtype for dtype, known in DTYPE_NAMES.items()}
 
 def why_unstorable(tensor: torch.Tensor) -> str | None:
     """Why raw bytes cannot stand for this tensor; None when they can."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return f"it is a {type(tensor).__name__}, whose parts only its own class knows"
+    if tensor.is_meta:
+        return "it is on the meta device: it has no values"
     if tensor.layout is not torch.strided:
         return f"its layout is {tensor.layout}"
     if tensor.is_quantized:
         return "it is quantized"
     return None if tensor.dtype in DTYPE_NAMES else f"its dtype is {tensor.dtype}"
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """How many bytes `to_buffer` will give."""
+    return tensor.numel() * tensor.element_size()
 
 
 def to_buffer(tensor: torch.Tensor) -> memoryview:

@@ -5,10 +5,12 @@ data, buffers that DDP lets drift, objects) goes into that rank's files.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -19,30 +21,37 @@ from supervise_hooks.contract.errors import CheckpointError, ContractError, Supe
 from supervise_hooks.contract.manifest import Metric, Receipt, read_manifest
 from supervise_hooks.integrations import rng as random_state
 from supervise_hooks.integrations.codec import Encoder, decode
-from supervise_hooks.integrations.dcp import RankFiles, RankSavePlanner, RankStorageWriter, alone, assign_owners, read_range
+from supervise_hooks.integrations.dcp import (
+    RankFiles,
+    RankSavePlanner,
+    RankStorageWriter,
+    alone,
+    as_part,
+    assign_owners,
+    read_range,
+)
+from supervise_hooks.integrations.names import plain_names, unwrap
 from supervise_hooks.integrations.optimizers import OptimizerState
-from supervise_hooks.integrations.raw import DTYPE_NAMES, from_buffer, to_buffer, why_unstorable
+from supervise_hooks.integrations.raw import bytes_of, from_buffer, to_buffer, why_unstorable
 from supervise_hooks.state import Loaded, SaveContext
-from supervise_hooks.writing import Part, write_rank
+from supervise_hooks.world import find_world
+from supervise_hooks.writing import write_rank
 
 SCHEMA = 1
 _SHOWN = 20
+_SMALL_BYTES = 64 << 10
 
 
-def plain_name(name: str) -> str:
-    """A name in the model as the user wrote it: without the wrappers of DDP and torch.compile."""
-    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+class _Ready(msgspec.Struct, frozen=True):
+    """A rank's own state, decoded: what cannot be read is known before anything is changed."""
 
-
-def _strip(model: torch.nn.Module) -> torch.nn.Module:
-    """The module inside DDP, DataParallel and torch.compile."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            inner = model.module
-        if not isinstance(inner, torch.nn.Module):
-            return model
-        model = inner
+    modes: set[str]
+    objects: dict[str, Any]
+    extra: dict[str, Any]
+    buffers: dict[str, torch.Tensor]
+    data: tuple[Any] | None
+    rng: Any
+    loaded: Loaded
 
 
 class TorchState:
@@ -63,7 +72,7 @@ class TorchState:
         # Kept alive with the session, that is beyond the script's last line: a DDP wrapper that goes with main()'s frame joins gloo's
         # threads while it holds the GIL one of them waits for, and the rank never exits (torch 2.13).
         self._given = model
-        self._models = {name: _strip(module) for name, module in _by_name("model", model, torch.nn.Module).items()}
+        self._models = {name: unwrap(module) for name, module in _by_name("model", model, torch.nn.Module).items()}
         parameter_names = {
             id(parameter): name.removeprefix("model.")
             for name, parameter in self._named("named_parameters")
@@ -82,6 +91,8 @@ class TorchState:
         self._buffer_digests = {name: _digest(buffer) for name, buffer in self._plain_buffers().items()}
         encoder = Encoder("rank")
         self._encode_state(encoder)
+        for one in self._optimizers:
+            one.split(encoder)
         encoder.check("the training state")
 
     def _check_objects(self) -> None:
@@ -102,15 +113,16 @@ class TorchState:
 
     def _named(self, method: str) -> Iterator[tuple[str, Any]]:
         for prefix, model in self._models.items():
+            plain = plain_names(model)
             for name, value in getattr(model, method)():
-                yield f"{prefix}.{plain_name(name)}", value
+                yield f"{prefix}.{plain(name)}", value
 
     def _model_state(self) -> dict[str, Any]:
-        return {
-            f"{prefix}.{plain_name(key)}": value
-            for prefix, model in self._models.items()
-            for key, value in model.state_dict().items()
-        }
+        state: dict[str, Any] = {}
+        for prefix, model in self._models.items():
+            plain = plain_names(model)
+            state |= {f"{prefix}.{plain(key)}": value for key, value in model.state_dict().items()}
+        return state
 
     def _model_tensors(self) -> dict[str, torch.Tensor]:
         return {name: value for name, value in self._model_state().items() if isinstance(value, torch.Tensor)}
@@ -125,7 +137,15 @@ class TorchState:
     # --- saving
 
     def save(self, folder: Path, context: SaveContext) -> Receipt:
-        """Write this rank's part and its receipt. Raises CheckpointError."""
+        """Write this rank's part and its receipt. Raises CheckpointError, whatever a state_dict or a device does."""
+        try:
+            return self._save(folder, context)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"cannot save step {context.step} to {folder}: {type(error).__name__}: {error}") from error
+
+    def _save(self, folder: Path, context: SaveContext) -> Receipt:
         encoder = Encoder("rank")
         record, named = self._collect(encoder, context)
         try:
@@ -138,10 +158,7 @@ class TorchState:
             # no_dist: DCP's own collectives would hang with a hung peer.
             with alone():
                 dcp_save(dict(named), storage_writer=writer, planner=RankSavePlanner(context.rank, owners), no_dist=True)
-        parts = writer.parts + [
-            Part(key, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), to_buffer(tensor))
-            for key, tensor in encoder.tensors.items()
-        ]
+        parts = writer.parts + [as_part(key, tensor) for key, tensor in encoder.tensors.items()]
         return write_rank(folder, context, parts, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
 
     def _collect(self, encoder: Encoder, context: SaveContext) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -164,8 +181,9 @@ class TorchState:
         record["modes"] = boundary["modes"]
         if boundary["states"] is not None:
             record["rng"] = encoder.encode(boundary["states"], ".rng")
-        for name, buffer in self._plain_buffers().items():
-            if _digest(buffer) != self._buffer_digests[name]:
+        for name, buffer in self._plain_buffers().items() if context.rank > 0 else ():  # rank 0's are the shared ones
+            # One unchanged here may have changed on rank 0, so small ones always go: a large one is taken for a constant.
+            if bytes_of(buffer) <= _SMALL_BYTES or _digest(buffer) != self._buffer_digests[name]:
                 record.setdefault("buffers", {})[name] = encoder.encode(buffer, f".buffer.{name}")
         return record, named
 
@@ -183,54 +201,62 @@ class TorchState:
     # --- loading
 
     def load(self, folder: Path) -> Loaded:
-        """Restore everything but random state. Checks all before it changes anything. Raises CheckpointError."""
+        """Restore everything but random state. Reads and checks all before it changes anything. Raises CheckpointError."""
         try:
-            return self._load(folder)
+            record, stored, own, ready = self._read(folder)
         except (OSError, ContractError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot load {folder}: {error}") from error
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"cannot load {folder}: its state file is not what this version writes: {error!r}") from error
+        part = "tensors"
+        try:
+            self._restore_tensors(record, stored, own, ready)
+            part = "the training modes"
+            for name, module in self._named("named_modules"):
+                module.training = name not in ready.modes
+            for name, one in self._objects.items():
+                part = name
+                one.load_state_dict(ready.objects[name])
+            if self._loader is not None and ready.data is not None:
+                part = "the position in the data"
+                self._loader.load_state_dict(ready.data[0])
+        except Exception as error:
+            raise CheckpointError(f"cannot load {part} from {folder}: {type(error).__name__}: {error}") from error
+        self._pending_rng = ready.rng
+        return ready.loaded
 
-    def _load(self, folder: Path) -> Loaded:
+    def _read(self, folder: Path) -> tuple[Any, RankFiles, dict[str, torch.Tensor], _Ready]:
         manifest = read_manifest(folder)
         rank, world = _rank_and_world()
-        source = rank % manifest.world_size
+        source, same = rank % manifest.world_size, world == manifest.world_size
         record = json.loads((folder / layout.state_name(source, manifest.world_size)).read_bytes())
-        files = [folder / entry.path for entry in manifest.files if entry.path.endswith(".safetensors")]
-        stored = RankFiles(files)
+        stored = RankFiles([folder / entry.path for entry in manifest.files if entry.path.endswith(".safetensors")])
         own = _own_tensors(folder / layout.tensors_name(source, manifest.world_size))
         self._check_match(folder, record, stored, own)
-        self._restore_tensors(record, stored, own)
-        notes: list[str] = []
-        if world == manifest.world_size:
-            live = self._plain_buffers()
-            with torch.no_grad():
-                for name, value in record.get("buffers", {}).items():
-                    live[name].copy_(decode(value, own))
-        else:
-            notes.append(
-                f"saved by {manifest.world_size} ranks, loaded by {world}: random state is not restored, "
-                f"rank {rank} takes rank {source}'s objects"
-            )
-        modes = set(record["modes"])
-        for name, module in self._named("named_modules"):
-            module.training = name not in modes
-        for name, one in self._objects.items():
-            one.load_state_dict(decode(record["objects"][name], own))
-        if self._loader is not None and "data" in record:
-            self._loader.load_state_dict(decode(record["data"], own))
-        self._pending_rng = decode(record["rng"], own) if self._rng and "rng" in record and world == manifest.world_size else None
-        metric = record["metric"]
-        return Loaded(
-            step=record["step"],
-            epoch=record["epoch"],
-            world_size=manifest.world_size,
-            best=None if metric is None else Metric(metric[0], float(metric[1]), metric[2]),
-            values=decode(record["values"], own),
-            config=decode(record["config"], own),
-            size=manifest.size,
-            notes=tuple(notes),
+        note = (
+            f"saved by {manifest.world_size} ranks, loaded by {world}: random state is not restored, "
+            f"rank {rank} takes rank {source}'s objects"
         )
+        metric = record["metric"]
+        ready = _Ready(
+            modes=set(record["modes"]),
+            objects={name: decode(record["objects"][name], own) for name in self._objects},
+            extra=decode(record["extra"], own),
+            buffers={name: decode(value, own) for name, value in record.get("buffers", {}).items()} if same else {},
+            data=(decode(record["data"], own),) if "data" in record else None,
+            rng=decode(record["rng"], own) if self._rng and "rng" in record and same else None,
+            loaded=Loaded(
+                step=record["step"],
+                epoch=record["epoch"],
+                world_size=manifest.world_size,
+                best=None if metric is None else Metric(metric[0], float(metric[1]), metric[2]),
+                values=decode(record["values"], own),
+                config=decode(record["config"], own),
+                size=manifest.size,
+                notes=() if same else (note,),
+            ),
+        )
+        return record, stored, own, ready
 
     def _check_match(self, folder: Path, record: Any, stored: RankFiles, own: Mapping[str, torch.Tensor]) -> None:
         """One error that lists everything that does not fit; nothing has been changed yet."""
@@ -263,12 +289,14 @@ class TorchState:
             for name in sorted((theirs - ours) | (set(record["objects"]) - set(self._objects)))
         ]
         problems += [f"{name} is not in the checkpoint" for name in sorted(set(self._objects) - set(record["objects"]))]
+        extra = {name for name, value in self._model_state().items() if not isinstance(value, torch.Tensor)}
+        problems += [f"{name} is on one side only" for name in sorted(extra ^ set(record["extra"]))]
         if problems:
             raise CheckpointError(
                 f"cannot load {folder}: it does not fit what was given to attach(): {'; '.join(problems[: 2 * _SHOWN])}"
             )
 
-    def _restore_tensors(self, record: Any, stored: RankFiles, own: Mapping[str, torch.Tensor]) -> None:
+    def _restore_tensors(self, record: Any, stored: RankFiles, own: Mapping[str, torch.Tensor], ready: _Ready) -> None:
         targets = self._model_tensors()
         saved = record.get("optimizers", {})
         loaded = {one.prefix: one.targets(saved[one.prefix], stored.specification, own) for one in self._optimizers}
@@ -276,14 +304,16 @@ class TorchState:
         if wanted:
             with alone():
                 dcp_load(wanted, storage_reader=stored, no_dist=True)
+        for prefix, model in self._models.items():
+            plain = plain_names(model)
+            state = model.state_dict()
+            for key in state:
+                name = f"{prefix}.{plain(key)}"
+                state[key] = ready.extra[name] if name in ready.extra else ready.buffers.get(name, targets[name])
+            # The targets are the live tensors, as a rule. A hook of the model's own may have given copies: it takes them back here.
+            model.load_state_dict(state)
         for optimizer in self._optimizers:
             optimizer.restore(saved[optimizer.prefix], loaded[optimizer.prefix], own)
-        extra = decode(record["extra"], own)
-        if extra:
-            for prefix, model in self._models.items():
-                full = model.state_dict()
-                full.update({key: extra[f"{prefix}.{plain_name(key)}"] for key in full if f"{prefix}.{plain_name(key)}" in extra})
-                model.load_state_dict(full)
 
     # --- random state and numbers
 
@@ -328,9 +358,9 @@ def _unwrapped(name: str) -> str:
 
 
 def _rank_and_world() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+    """As the session sees it: ranks may have been started by torchrun and never have opened a process group."""
+    world = find_world(os.environ)
+    return world.rank, world.world_size
 
 
 def _by_name(kind: str, given: Any, wanted: type) -> dict[str, Any]:
