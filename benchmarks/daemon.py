@@ -22,6 +22,8 @@ def measure(folder: Path) -> list[Result]:
 
 def _start_up(folder: Path) -> Result:
     job = [sys.executable, "-I", "-S", "-c", "import time; print(time.time(), flush=True)"]
+    # Byte code is cached, as on any machine where the command is used twice.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     options = ["--quiet", "--run-root", str(folder / "runs"), "--fresh"]
 
     def bare() -> float:

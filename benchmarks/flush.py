@@ -5,6 +5,7 @@ State: parameters and Adam moments, 512 MB of float32. Every writer ends durable
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def _subjects(folder: Path, state: TorchState, flat: dict[str, torch.Tensor]) ->
         _sync(where)
 
     def distributed(where: Path) -> None:
-        dcp.save(dict(flat), checkpoint_id=where / "dcp", no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that no_dist means one process
+            dcp.save(dict(flat), checkpoint_id=where / "dcp", no_dist=True)
         _sync(where)
         _sync(where / "dcp")
 

@@ -65,7 +65,7 @@ class Screen:
     def show(self, line: str) -> None:
         """One line."""
         line = line.rstrip().replace(self._work, "…")
-        if line.startswith("supervise ") or line.startswith(("supervise:", "step ")):
+        if line.startswith(("supervise ", "supervise:", "step ")):
             if self._hidden:
                 console.print(
                     f"  ({self._hidden} lines of tracebacks of torchrun and the ranks; `supervise logs` has them)",
