@@ -3,6 +3,7 @@
 import collections
 import errno
 import json
+import multiprocessing
 import os
 import resource
 from collections.abc import Callable
@@ -11,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from supervise_hooks import writing
-from supervise_hooks.contract import layout, sealing
+from supervise_hooks.contract import layout, sealing, tensors
 from supervise_hooks.contract.errors import CheckpointError, SuperviseError
 from supervise_hooks.contract.verification import verify_sealed
 from supervise_hooks.integrations import dcp
@@ -34,6 +39,11 @@ def saved(folder: Path, **given: Any) -> Path:
     TorchState(**given).save(folder, context())
     assert sealing.seal(folder)[0] is not None
     return folder
+
+
+def entries(folder: Path, rank: int, world_size: int) -> list[tuple[str, tensors.Entry]]:
+    """What a rank's tensor file holds."""
+    return list(tensors.read_header(folder / layout.tensors_name(rank, world_size)).entries.items())
 
 
 class Holder:
@@ -231,6 +241,63 @@ def test_a_ranks_buffer_survives_though_only_rank_0_changed_its_own(tmp_path: Pa
     assert TorchState(model=fresh).load(folder).notes == ()
     assert torch.equal(fresh.running_mean, models[1].running_mean)
     assert not torch.equal(fresh.running_mean, models[0].running_mean)
+
+
+def _without_base(_module: nn.Module, state: dict[str, Any], _prefix: str, _local: Any) -> None:
+    for key in [key for key in state if "base" in key]:
+        del state[key]
+
+
+class Adapted(nn.Module):
+    """A frozen base that its state_dict leaves out, as adapters do: only the rest is a checkpoint's business."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.adapter = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.register_state_dict_post_hook(_without_base)
+
+
+def test_a_model_that_leaves_frozen_parts_out_resumes(tmp_path: Path) -> None:
+    """What the model's own state_dict holds comes back; what it leaves out stays as the script made it."""
+    model, fresh = Adapted(), Adapted()
+    base = fresh.base.weight.detach().clone()
+    TorchState(model=fresh).load(saved(tmp_path / "step-000000001", model=model))
+    assert torch.equal(model.adapter.weight, fresh.adapter.weight)
+    assert torch.equal(base, fresh.base.weight)
+
+
+def _save_alone(folder: Path, whole: torch.Tensor, rank: int) -> None:
+    """Save as one of four ranks of a 2x2 mesh, over a process group that communicates with nobody."""
+    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+    placements = [Replicate(), Shard(0)]
+    mesh = init_device_mesh("cpu", (2, 2))
+    local = whole.chunk(2)[rank % 2]
+    sharded = DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    model = nn.Module()
+    model.register_parameter("weight", nn.Parameter(sharded))
+    TorchState(model=model).save(folder, context(rank=rank, world_size=4))
+
+
+@pytest.mark.process
+def test_replicated_and_uneven_shards_are_written_once_without_a_word_between_ranks(tmp_path: Path) -> None:
+    """Replicated along one mesh dimension, split 2 + 1 rows along the other, each rank alone: whole, and each piece is there once."""
+    whole = torch.randn(3, 4)
+    folder = tmp_path / "step-000000001"
+    for rank in range(4):  # in turn, each in a process of its own: DTensor caches which rank it is
+        process = multiprocessing.get_context("fork").Process(target=_save_alone, args=(folder, whole, rank))
+        process.start()
+        process.join(30)
+        if process.exitcode is None:
+            process.kill()
+        assert process.exitcode == 0
+    assert sealing.seal(folder)[0] is not None
+    assert verify_sealed(folder, "full")[0].problems == ()
+    rows = [entry.shape[0] for rank in range(4) for key, entry in entries(folder, rank, 4) if key.startswith("model.")]
+    assert rows == [2, 1]
+    fresh = nn.Module()
+    fresh.register_parameter("weight", nn.Parameter(torch.zeros(3, 4)))
+    TorchState(model=fresh).load(folder)
+    assert torch.equal(fresh.weight, whole)
 
 
 # --- on disk

@@ -417,7 +417,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(5 if mode == "save" else 6)
-model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3))
+model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 1))  # one bias: ranks > 0 hold nothing of it
 fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 state = TorchState(model=model, optimizer=optimizer)

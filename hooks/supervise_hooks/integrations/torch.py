@@ -311,7 +311,12 @@ class TorchState:
                 name = f"{prefix}.{plain(key)}"
                 state[key] = ready.extra[name] if name in ready.extra else ready.buffers.get(name, targets[name])
             # The targets are the live tensors, as a rule. A hook of the model's own may have given copies: it takes them back here.
-            model.load_state_dict(state)
+            # Not strict: that keys match is checked, and one that leaves frozen parts out of its state_dict lacks them here too.
+            refused = getattr(model.load_state_dict(state, strict=False), "unexpected_keys", [])
+            if refused:
+                raise CheckpointError(
+                    f"{prefix} gives keys in its state_dict that it does not take back: {', '.join(refused[:_SHOWN])}"
+                )
         for optimizer in self._optimizers:
             optimizer.restore(saved[optimizer.prefix], loaded[optimizer.prefix], own)
 
