@@ -102,8 +102,8 @@ def after_seal(place: Place, run_id: str, prune: bool, teller: Teller) -> None:
             durable.point(place.folder / layout.BEST, Path(best.path).name)
         if prune:
             for path, reason in retention.choose_prunable(kept, place.retention, run_id, place.in_use):
-                _remove(Path(path))
-                teller.news(f"removed {path}: {reason}")
+                if _remove(Path(path)):
+                    teller.news(f"removed {path}: {reason}")
     except (OSError, ContractError) as error:
         teller.trouble(f"the checkpoint is sealed, but links and old ones in {place.folder} could not be tended: {error}")
 
@@ -128,8 +128,15 @@ def _survey(base: Path, run_id: str) -> list[retention.Kept]:
     return kept
 
 
-def _remove(folder: Path) -> None:
-    """Rename aside first: a half-removed checkpoint never bears a checkpoint's name."""
+def _remove(folder: Path) -> bool:
+    """Rename aside first: a half-removed checkpoint never bears a checkpoint's name. False: a peer was faster (both saw all receipts)."""
+    if folder.is_symlink():  # its target is somebody else's to remove
+        folder.unlink(missing_ok=True)
+        return True
     doomed = folder.with_name(durable.temp_name(folder.name))
-    durable.move(folder, doomed)
+    try:
+        durable.move(folder, doomed)
+    except FileNotFoundError:
+        return False
     shutil.rmtree(doomed)
+    return True

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -137,6 +138,13 @@ class Session:
             yield from self._loader.batches()
         elif self._loader.epoch <= (self._epoch or 0):  # else saved after this epoch's last batch
             yield from self._loader
+
+    def shield(self, loader: Any) -> Any:
+        """Give back `loader` (of an evaluation, say), its data workers deaf to a SIGTERM sent to the whole tree, as those of the
+        attached loader are: a flush inside the evaluation then finds them alive.
+        """
+        import_module("supervise_hooks.integrations.data_workers").shield(loader)
+        return loader
 
     def advance(self) -> None:
         """One optimizer step is done: this is a boundary. Not needed with `steps()`."""

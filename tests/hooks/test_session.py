@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from supervise_hooks import saving
 from supervise_hooks.attaching import Wishes, open_session
 from supervise_hooks.contract import env, layout, messages
 from supervise_hooks.contract.errors import CheckpointError, SuperviseError
@@ -372,3 +373,28 @@ def test_the_hot_path_calls_nothing(tmp_path: Path) -> None:
     other = {(event, name) for event, name, _ in calls} - {("call", "steps"), ("c_call", "test_the_hot_path_calls_nothing")}
     assert not other
     assert sum(event == "call" for event, _, _ in calls) == 100
+
+
+def test_of_two_ranks_that_prune_at_once_the_slower_says_nothing(tmp_path: Path) -> None:
+    """C67: both saw all receipts and both prune: who comes second finds it gone, and a link is removed without what it names."""
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (target / "x").write_text("kept")
+    link, folder = tmp_path / "step-000000001", tmp_path / "step-000000002"
+    link.symlink_to(target)
+    folder.mkdir()
+    assert saving._remove(folder)
+    assert not saving._remove(folder)
+    assert saving._remove(link)
+    assert (target / "x").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere"]
+
+
+@pytest.mark.torch
+def test_a_loader_of_an_evaluation_can_be_shielded_too(tmp_path: Path) -> None:
+    """`run.shield` gives the loader back with workers that a tree-wide SIGTERM does not end."""
+    data = pytest.importorskip("torch.utils.data")
+    loader = data.DataLoader([1, 2, 3], num_workers=1)
+    with attached(tmp_path) as (run, _):
+        assert run.shield(loader) is loader
+    assert type(loader.worker_init_fn).__name__ == "WorkerInit"
