@@ -140,9 +140,7 @@ class Session:
             yield from self._loader
 
     def shield(self, loader: Any) -> Any:
-        """Give back `loader` (of an evaluation, say), its data workers deaf to a SIGTERM sent to the whole tree, as those of the
-        attached loader are: a flush inside the evaluation then finds them alive.
-        """
+        """Give back `loader`, of an evaluation say, with data workers that do not die of a SIGTERM sent to the whole tree."""
         import_module("supervise_hooks.integrations.data_workers").shield(loader)
         return loader
 

@@ -1,6 +1,5 @@
 """Composition root: the one module that names concrete classes and puts a supervisor together."""
 
-import os
 import selectors
 import sys
 import time
@@ -85,7 +84,7 @@ def _build(spec: JobSpec, run_dir: RunDir, private_dir: Path) -> Loop:
     server = RankServer(private_dir / "supervise.sock", selector, lambda event: posts[0](event))
 
     def clear() -> str | None:
-        why_not = take_over(memory, spec.wait_for_old_s, say)
+        why_not = take_over(run_dir.path, spec.wait_for_old_s, say)
         if why_not is None:
             sweep_private_dirs(run_dir.owner_key(), keep=private_dir)
         return why_not
@@ -139,9 +138,6 @@ def _build(spec: JobSpec, run_dir: RunDir, private_dir: Path) -> Loop:
         recorder.remember(
             attempt=attempt,
             marker=marker,
-            private_dir=str(private_dir),
-            host=os.uname().nodename,
-            on_supervisor_death=spec.on_supervisor_death,
         )
         recorder.status.output = str(run_dir.attempt_dir(attempt) / "output.log")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.eventually import eventually
-from supervise_daemon.runtime.run_dir import remove_private_dir
+from supervise_daemon.runtime.run_dir import RunDir, sweep_private_dirs
 from supervise_daemon.runtime.status import Status, read_status
 from supervise_daemon.runtime.tree import find_marked
 from supervise_hooks.contract.errors import ContractError
@@ -114,5 +114,5 @@ class Supervised:
                 process.stdout.close()
         for pid in self.survivors():
             os.kill(pid, signal.SIGKILL)
-        for record in self.journal("memory"):
-            remove_private_dir(Path(record["memory"]["private_dir"] or "/nowhere"))
+        if self.run.exists():
+            sweep_private_dirs(RunDir(self.run.parent, self.run.name).owner_key(), keep=Path())

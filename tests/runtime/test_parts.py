@@ -134,7 +134,7 @@ class Keeper:
         return self
 
     def __exit__(self, *error: object) -> None:
-        trees.kill_marked(self.marker)
+        trees.kill_carrying(f"{env.MARKER}={self.marker}")
         self.process.communicate(timeout=10)
 
 
@@ -162,7 +162,7 @@ def test_members_are_found_by_marker_whoever_their_parent_is_and_strangers_are_n
     words = subprocess.Popen(["sh", "-c", "exec sleep 300", f"{env.MARKER}=m-find"])
     try:
         eventually(lambda: len(trees.find_marked("m-find")) == 2, "two marked processes")
-        assert trees.kill_marked("m-find") == []
+        assert trees.kill_carrying(f"{env.MARKER}=m-find") == []
         assert marked.wait(10) is not None
         assert trees.find_marked("m-find") == []
         assert (longer.poll(), words.poll()) == (None, None)
@@ -443,7 +443,7 @@ def written(path: Path, attempts: int = 4) -> Memory:
     memory = Memory()
     for attempt in range(1, attempts + 1):
         crash = Crash(at=1.0, signature="1:x", step=3, resumed_from=None, started_training=True, newest_step=None)
-        memory = Memory(attempt=attempt, crashes=(crash,) * attempt, preemptions=attempt, marker=f"m{attempt}", host="h")
+        memory = Memory(attempt=attempt, crashes=(crash,) * attempt, preemptions=attempt, marker=f"m{attempt}")
         journal.remember(memory, 1.0)
         journal.append("step", 1.0, reason="x" * 100)
     scribe.sync()
@@ -549,42 +549,49 @@ def test_only_our_own_private_folders_are_removed(tmp_path: Path) -> None:
 
 
 def test_an_old_tree_gets_its_time_and_is_then_killed(tmp_path: Path) -> None:
-    """Waiting ends early when it leaves by itself, else with SIGKILL; another host's tree is not looked for."""
-    memory = Memory(attempt=3, marker="m-old", host=os.uname().nodename)
+    """C59: found by the run directory alone, whatever became of the journal; it leaves by itself, or is killed; another run's stays."""
     said: list[str] = []
-    assert take_over(memory, 5, said.append) is None
+    assert take_over(tmp_path, 5, said.append) is None
     assert said == []
-    process = subprocess.Popen(["sleep", "300"], env={**os.environ, env.MARKER: "m-old"})
+
+    def old(run_dir: Path, policy: str = "flush") -> subprocess.Popen[bytes]:
+        told = {env.RUN_DIR: str(run_dir), env.ATTEMPT: "3", env.ON_SUPERVISOR_DEATH: policy}
+        process = subprocess.Popen(["sleep", "300"], env={**os.environ, **told})
+        eventually(lambda: trees.find_carrying(f"{env.RUN_DIR}={run_dir}"), "the old tree")
+        return process
+
+    other, process = old(tmp_path / "other"), old(tmp_path)
+    alive: list[bool] = []
+
+    def look(seconds: float) -> None:
+        alive.append(process.poll() is None)
+        threading.Event().wait(seconds)
+
     try:
-        eventually(lambda: trees.find_marked("m-old"), "the old tree")
-        assert take_over(Memory(attempt=3, marker="m-old", host="elsewhere"), 5, said.append) is None
-        refusal = take_over(
-            Memory(attempt=3, marker="m-old", host=os.uname().nodename, on_supervisor_death="continue"), 5, said.append
-        )
+        assert take_over(tmp_path, 0.3, said.append, look) is None
+        assert alive and all(alive), "it had its time"
+        assert process.poll() is not None  # psutil, waiting for it, took its exit status
+        assert "attempt 3" in said[0]
+        assert other.poll() is None
+
+        leaving = old(tmp_path)
+
+        def leave(seconds: float) -> None:
+            leaving.terminate()
+            leaving.wait(10)
+
+        assert take_over(tmp_path, 3600, said.append, leave) is None
+        assert leaving.returncode == -signal.SIGTERM
+
+        process = old(tmp_path, "continue")
+        refusal = take_over(tmp_path, 5, said.append)
         assert refusal is not None
         assert str(process.pid) in refusal
         assert process.poll() is None
-        alive: list[bool] = []
-
-        def look(seconds: float) -> None:
-            alive.append(process.poll() is None)
-            threading.Event().wait(seconds)
-
-        assert take_over(memory, 0.3, said.append, look) is None
-        assert alive and all(alive), "it had its time"
-        assert trees.find_marked("m-old") == []
     finally:
-        process.kill()
-        process.wait()
-    leaving = subprocess.Popen(["sleep", "300"], env={**os.environ, env.MARKER: "m-old"})
-    eventually(lambda: trees.find_marked("m-old"), "the leaving tree")
-
-    def leave(seconds: float) -> None:
-        leaving.terminate()
-        leaving.wait(10)
-
-    assert take_over(memory, 3600, said.append, leave) is None
-    assert leaving.returncode == -signal.SIGTERM
+        for one in (other, process):
+            one.kill()
+            one.wait()
 
 
 # --- workers, masking

@@ -27,11 +27,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: str | None = None
     """Folder the ranks said they save to."""
     marker: str | None = None
-    """Of the newest attempt: finds what is left of it."""
-    private_dir: str | None = None
-    """Socket and temporary files of the newest attempt."""
-    host: str | None = None
-    on_supervisor_death: str = "flush"
+    """Of the newest attempt."""
     set_aside: str | None = None
 
 

@@ -96,13 +96,17 @@ def _send(process: psutil.Process, number: int) -> bool:
     return True
 
 
-def find_marked(marker: str) -> list[psutil.Process]:
-    """Live processes of this user whose environment carries an attempt's marker, whoever their parent is."""
-    wanted = f"{env.MARKER}={marker}".encode()
+def find_carrying(*words: str) -> list[psutil.Process]:
+    """Live processes of this user whose environment holds any of these `NAME=value` words, whoever their parent is.
+
+    We and our ancestors are never among them: a supervisor may be started from a shell that an old job left.
+    """
+    wanted = {word.encode() for word in words}
+    ours = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = []
     for pid in psutil.pids():
         try:
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if pid not in ours and not wanted.isdisjoint(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -111,13 +115,18 @@ def find_marked(marker: str) -> list[psutil.Process]:
     return found
 
 
-def kill_marked(marker: str) -> list[psutil.Process]:
-    """SIGKILL every process of an earlier attempt; returns those that were still there afterwards."""
+def find_marked(marker: str) -> list[psutil.Process]:
+    """Live processes of one attempt."""
+    return find_carrying(f"{env.MARKER}={marker}")
+
+
+def kill_carrying(*words: str) -> list[psutil.Process]:
+    """SIGKILL every process `find_carrying` finds; returns those that were still there afterwards."""
     for _ in range(8):
-        left = find_marked(marker)
+        left = find_carrying(*words)
         for process in left:
             _send(process, signal.SIGKILL)
         _, alive = psutil.wait_procs(left, timeout=1.0)
-        if not alive and not find_marked(marker):
+        if not alive and not find_carrying(*words):
             return []
-    return find_marked(marker)
+    return find_carrying(*words)
