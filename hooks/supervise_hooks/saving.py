@@ -76,6 +76,8 @@ def save(state: TrainingState, place: Place, context: SaveContext) -> Written:
     manifest, reason = seal(folder)
     if manifest is not None and (manifest.run_id, manifest.attempt) != (context.run_id, context.attempt):
         raise CheckpointError(f"cannot seal {folder}: files of run {manifest.run_id} lie there")
+    if manifest is None and reason.startswith("cannot "):  # not merely waiting for the others' receipts
+        raise CheckpointError(f"{folder} stays unsealed: {reason}")
     size = sum(entry.size for entry in receipt.files)
     sealed = manifest is not None and reason != "already sealed"
     return Written(path=folder, size=size, seconds=time.monotonic() - began, sealed=sealed)

@@ -47,7 +47,7 @@ class Mark(msgspec.Struct, frozen=True):
     attempt: int
 
 
-def write_rank(folder: Path, context: SaveContext, parts: Sequence[Part], state: bytes) -> Receipt:
+def write_rank(folder: Path, context: SaveContext, parts: Sequence[Part], state: bytes, replicated: str = "") -> Receipt:
     """Durably write a rank's files and then its receipt. Raises CheckpointError."""
     rank, world = context.rank, context.world_size
     try:
@@ -66,7 +66,7 @@ def write_rank(folder: Path, context: SaveContext, parts: Sequence[Part], state:
         with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
             file.write(msgspec.json.encode(Mark(identify(), context.run_id, context.attempt)))
         try:
-            return _write_files(folder, context, parts, state)
+            return _write_files(folder, context, parts, state, replicated)
         except BaseException:
             _remove_own(folder, rank, world)
             raise
@@ -76,7 +76,7 @@ def write_rank(folder: Path, context: SaveContext, parts: Sequence[Part], state:
         raise CheckpointError(f"cannot save step {context.step} to {folder}: {error.strerror}") from error
 
 
-def _write_files(folder: Path, context: SaveContext, parts: Sequence[Part], state: bytes) -> Receipt:
+def _write_files(folder: Path, context: SaveContext, parts: Sequence[Part], state: bytes, replicated: str) -> Receipt:
     rank, world = context.rank, context.world_size
     old_receipt = folder / layout.receipt_name(rank, world)
     if old_receipt.exists():  # of a killed earlier attempt: it must not vouch for what is written now
@@ -95,6 +95,7 @@ def _write_files(folder: Path, context: SaveContext, parts: Sequence[Part], stat
         files=tuple(entries),
         metric=context.metric,
         epoch=context.epoch,
+        replicated=replicated,
     )
     write_receipt(folder, receipt)
     return receipt

@@ -485,3 +485,13 @@ def test_space_is_reserved_before_the_first_byte(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CheckpointError, match="No space left"):
         TorchState(model=nn.Linear(2, 2)).save(tmp_path / "step-000000001", context())
+
+
+def test_ranks_with_different_plain_tensors_are_never_sealed(tmp_path: Path) -> None:
+    """Pipeline stages, say: what a rank takes for everybody's is not; some tensors would be written by nobody, so there is no checkpoint."""
+    folder = tmp_path / "step-000000001"
+    TorchState(model=nn.Sequential(nn.Linear(2, 2))).save(folder, context(rank=0, world_size=2))
+    TorchState(model=nn.Sequential(nn.ReLU(), nn.Linear(2, 2))).save(folder, context(rank=1, world_size=2))
+    manifest, why = sealing.seal(folder)
+    assert manifest is None
+    assert "different plain tensors" in why

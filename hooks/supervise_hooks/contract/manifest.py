@@ -53,6 +53,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     metric: Metric | None = None
     epoch: int | None = None
+    replicated: str = ""
+    """Digest of the names and shapes this rank takes to be the same on all ranks; empty: it takes none so."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,11 @@ def join(receipts: list[Receipt], sealed_at: float) -> Manifest:
         (first.run_id, first.attempt, first.step, first.world_size)
     }:
         raise ContractError("cannot join receipts: they are of different runs, attempts, steps or world sizes")
+    if len({r.replicated for r in receipts}) > 1:
+        raise ContractError(
+            "cannot join receipts: the ranks hold different plain tensors (pipeline or expert parallelism, FSDP1?), so some were written "
+            "by nobody; shard such models with DTensor, or attach what is a rank's own as `objects`"
+        )
     return Manifest(
         run_id=first.run_id,
         attempt=first.attempt,

@@ -159,7 +159,8 @@ class TorchState:
             with alone():
                 dcp_save(dict(named), storage_writer=writer, planner=RankSavePlanner(context.rank, owners), no_dist=True)
         parts = writer.parts + [as_part(key, tensor) for key, tensor in encoder.tensors.items()]
-        return write_rank(folder, context, parts, json.dumps(record, indent=1, allow_nan=False).encode() + b"\n")
+        content = json.dumps(record, indent=1, allow_nan=False).encode() + b"\n"
+        return write_rank(folder, context, parts, content, replicated=_layout(named))
 
     def _collect(self, encoder: Encoder, context: SaveContext) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         named = self._model_tensors()
@@ -385,6 +386,12 @@ def _by_name(kind: str, given: Any, wanted: type) -> dict[str, Any]:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _layout(named: Mapping[str, torch.Tensor]) -> str:
+    """Digest of what this rank takes to be on all ranks: receipts that differ in it are not sealed, or tensors would be lost silently."""
+    plain = sorted(f"{name} {tuple(tensor.shape)}\n" for name, tensor in named.items() if not isinstance(tensor, DTensor))
+    return digests.digest_buffers(line.encode() for line in plain) if plain else ""
 
 
 def _digest(tensor: torch.Tensor) -> str:
