@@ -27,6 +27,8 @@ while chunk := connection.recv(65536):
     now = time.monotonic()
     for line in lines.feed(chunk):
         request = messages.decode_to_rank(line)
+        if isinstance(request, messages.Leave):
+            sys.exit(0)
         if isinstance(request, messages.FlushRequest):
             os.write(out, f"{now}\\n".encode())
             say(messages.NothingToSave(flush_id=request.flush_id, step=0))
@@ -81,8 +83,8 @@ def _supervised(folder: Path) -> list[float]:
             _until(lambda round_=round_: journal.read_bytes().count(b"nothing new to save; going on") > round_)  # type: ignore[misc]
         return seconds
     finally:
-        process.kill()  # these ranks leave when their connection closes
-        process.wait()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
 
 
 def _torchrun(folder: Path) -> float:
