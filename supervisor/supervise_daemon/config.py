@@ -11,7 +11,7 @@ import shlex
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -92,7 +92,9 @@ def load_settings(
         return msgspec.convert(merged, Settings, strict=False), origins
     except msgspec.ValidationError as error:
         key = (re.findall(r"\$\.(\w+)", str(error)) or ["?"])[0]
-        text = str(error).partition(" - at")[0].lower()
+        choices = get_args(get_type_hints(Settings).get(key))
+        text = f"choose {', '.join(choices)}" if choices and all(isinstance(one, str) for one in choices) else ""
+        text = text or str(error).partition(" - at")[0].lower()
         raise ConfigError(
             f"cannot use {key} = {merged.get(key)!r} from {origins.get(key, 'the configuration')}: {text}"
         ) from None

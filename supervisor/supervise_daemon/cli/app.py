@@ -50,7 +50,7 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="supervise-train", prog_name="supervise")
 def app(**_: Any) -> None:
-    r"""Keep a training job alive, and its work safe, on machines that are taken away.
+    """Keep a training job alive, and its work safe, on machines that are taken away.
 
     \b
     Put it in front of the command you already run:

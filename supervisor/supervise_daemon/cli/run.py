@@ -105,7 +105,7 @@ def _signal_flags(pairs: tuple[str, ...]) -> dict[str, str]:
 def run(
     command: tuple[str, ...], signals: tuple[str, ...], config_file: str | None, dry_run: bool, detach: bool, **flags: Any
 ) -> None:
-    r"""Supervise COMMAND (the default verb).
+    """Supervise COMMAND (the default verb).
 
     \b
     Exit codes: 0 finished; 75 preempted, run the same command again; the job's own code when it failed

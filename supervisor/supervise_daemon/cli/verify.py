@@ -38,7 +38,7 @@ def verify(paths: tuple[Path, ...], full: bool, as_list: bool) -> None:
     Examples:
         supervise verify checkpoints --full
         supervise verify checkpoints/step-000001000 && python evaluate.py
-    """  # noqa: D301  click's \b is a real backspace
+    """
     depth: Depth = "full" if full else "quick"
     with progress_bar(list(paths), wanted=full) as on_bytes:
         found = [inspection for path in paths for inspection in inspect_path(path, depth, on_bytes)]
