@@ -113,6 +113,7 @@ def open_session(state: TrainingState, wishes: Wishes, environ: Mapping[str, str
         if channel.connected:
             channel.send(_hello(world, began, folder, wishes))
             channel.send(messages.Progress(step=0, activity="loading"))
+            _check_folder_was_known(folder, began)
         start = resuming.load(state, began.path)
         resuming.tell(start, config, state.rates(), teller)
         channel.send(messages.Resumed(path=began.path, step=start.step, seconds=start.seconds))
@@ -179,6 +180,28 @@ def _begin(world: World, store: Store, folder: Path, wishes: Wishes, environ: Ma
                 Teller(world.rank, world.world_size).trouble(f"passed over {reason}")
         mine = msgspec.json.encode(_alone(folder, path, environ)).decode()
     return msgspec.json.decode(share(store, "begin", mine, _BEGIN_S), type=Beginning)
+
+
+def _check_folder_was_known(folder: Path, began: Beginning) -> None:
+    """Raise SuperviseError when the supervisor starts us fresh beside checkpoints of this very run: it did not know the folder.
+
+    That happens when its run directory was lost and the script names the folder itself. The Hello has told it by now, so the
+    relaunch that follows this error resumes. What it knew and found unusable it has set aside, so nothing is refused twice.
+    """
+    if began.path or not folder.is_dir():
+        return
+    for checkpoint in sorted(folder.iterdir()):
+        if layout.parse_step(checkpoint.name) is None:
+            continue
+        try:
+            ours = read_manifest(checkpoint).run_id == began.run_id
+        except (FileNotFoundError, ContractError):
+            continue  # unfinished or torn: no reason to stop
+        if ours:
+            raise SuperviseError(
+                f"cannot start from scratch in {folder}: it holds checkpoints of this run ({checkpoint.name}), but the supervisor did not "
+                "know this folder; it does now and launches again from there. To tell it beforehand: supervise --checkpoints"
+            )
 
 
 def _alone(folder: Path, path: str, environ: Mapping[str, str]) -> Beginning:

@@ -55,6 +55,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=12)
     parser.add_argument("--eval-every", type=int, default=15)
     parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument(
+        "--own-folder", action="store_true", help="the script names the folder of checkpoints, supervise does not know it"
+    )
     parser.add_argument("--eval-s", type=float, default=0.0, help="an evaluation that long, without a service point")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--fail-at", type=int, default=-1, help="rank 1 raises at this step, in every attempt")
@@ -84,6 +87,7 @@ def main() -> None:
         scheduler=scheduler,
         loader=loader,
         every=args.every,
+        checkpoints=PHASES / "drill-checkpoints" if args.own_folder else None,
         resume=args.resume,
         metric="min:loss",
     )

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -255,3 +256,25 @@ def test_a_long_evaluation_that_never_looks_costs_its_steps_and_says_how_many(
     assert (status.newest_step, status.lost_steps_total) == (20, 5)
     assert "did not fit" in victim.log.read_text(errors="replace")
     assert victim.tree() == []
+
+
+def test_a_lost_run_directory_and_a_folder_that_only_the_script_names_lose_no_work(
+    tmp_path: Path, make_victim: Callable[..., Victim]
+) -> None:
+    """C31: `.supervise` is gone, the folder of checkpoints is the script's own: the job resumes there, it does not start from scratch."""
+    victim = make_victim(tmp_path, [*TRAIN, "--own-folder"])
+    del victim.environ["SUPERVISE_CHECKPOINTS"]
+    victim.start()
+    victim.wait_training(20)
+    assert victim.process is not None
+    victim.process.send_signal(signal.SIGTERM)
+    assert victim.end() == 75
+    [saved] = (tmp_path / "drill-checkpoints").glob("step-*")
+    shutil.rmtree(tmp_path / "runs")
+
+    victim.start()
+    status = victim.wait_training(21, attempt=2)
+    assert status.resume == str(saved)
+    assert "did not know this folder" in victim.log.read_text(errors="replace")
+    victim.process.send_signal(signal.SIGINT)
+    assert victim.end() == 130

@@ -398,3 +398,15 @@ def test_a_loader_of_an_evaluation_can_be_shielded_too(tmp_path: Path) -> None:
     with attached(tmp_path) as (run, _):
         assert run.shield(loader) is loader
     assert type(loader.worker_init_fn).__name__ == "WorkerInit"
+
+
+def test_a_fresh_start_beside_checkpoints_of_this_run_is_refused_after_telling_the_folder(tmp_path: Path) -> None:
+    """C31: run directory lost, folder named by the script only: the supervisor learns the folder, then the rank ends; another run's are no matter."""
+    with FakeSupervisor(tmp_path) as boss:
+        with attached(tmp_path, environ=boss.env()) as (run, _):
+            list(run.steps(2))
+        with pytest.raises(SuperviseError, match="did not know this folder"), attached(tmp_path, environ=boss.env()):
+            pass
+        assert boss.wait_for(messages.Hello).checkpoints == str(tmp_path)
+    with FakeSupervisor(tmp_path, run_id="another") as boss, attached(tmp_path, environ=boss.env()) as (run, _):
+        assert run.step == 0

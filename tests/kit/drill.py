@@ -53,6 +53,7 @@ class Victim:
         self.work = work
         self.status_path = work / "runs" / "drill" / "status.json"
         self.log = work / "supervise.log"
+        self.environ = environment(work, "drill")
         self.argv = [
             str(BIN / "supervise"), "--name", "drill", "--run-root", str(work / "runs"), "--grace", "20",
             "--max-crashes", "10000", "--backoff-first", "0.05", "--backoff-max", "0.2", *(options or []),
@@ -67,7 +68,7 @@ class Victim:
             page.unlink()  # what the last attempt was doing
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*before, *self.argv], env=environment(self.work, "drill"), stdout=log, stderr=log, start_new_session=own_group
+                [*before, *self.argv], env=self.environ, stdout=log, stderr=log, start_new_session=own_group
             )
 
     def wait_training(self, step: int, attempt: int = 1, timeout_s: float = 40) -> Status:

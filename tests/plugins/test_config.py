@@ -176,3 +176,9 @@ def test_the_example_file_holds_the_defaults() -> None:
     example = (Path(__file__).parents[2] / "supervise.example.yaml").read_text()
     plain = spec()
     assert spec(yaml=example) == plain
+
+
+def test_the_example_file_says_what_the_defaults_are() -> None:
+    """supervise.example.yaml is the documentation of every default: it must not drift from them."""
+    example = Path(__file__).parent.parent.parent / "supervise.example.yaml"
+    assert load_settings({}, {}, str(example))[0] == Settings()

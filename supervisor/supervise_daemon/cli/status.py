@@ -44,7 +44,6 @@ def describe(status: Status, live: bool, now: float, path: Path) -> str:
     if status.notice is not None:
         left = "" if status.deadline_at is None else f", {max(0.0, status.deadline_at - now):.0f} s left"
         rows.append(("notice", status.notice + left))
-    rows += [("warning", text) for text in status.warnings]
     rows.append(("records", str(path)))
     lines += [f"  {name + ':':<14}{text}" for name, text in rows if text]
     lines += _ranks(status) if live else []

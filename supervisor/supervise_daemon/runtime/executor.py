@@ -1,8 +1,11 @@
 """Performs the machine's commands on the real world. Knows plugins only through `ports`; decides nothing."""
 
+import getpass
 import os
 import random
+import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -148,10 +151,7 @@ class Executor:
             # Killed ranks leave pymp-* and torchelastic_* folders behind: in here they go away with us.
             "TMPDIR": str(temporary),
             # The compile cache must outlive the attempt: keep it where it would be without us.
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get(
-                "TORCHINDUCTOR_CACHE_DIR",
-                f"{os.environ.get('TMPDIR', '/tmp')}/torchinductor_{os.getuid()}",  # noqa: S108
-            ),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_cache(),
             # A pipe makes Python hold back output until a buffer is full: lines would be lost with a killed rank.
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
@@ -220,3 +220,12 @@ class Executor:
     def _finish(self, command: commands.Finish) -> None:
         self.exit = (command.exit_code, command.reason)
         self.world.say(command.reason)
+
+
+def _inductor_cache() -> str:
+    """Where torch would put its compile cache (torch 2.13: by user name, in the temporary folder)."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in many containers
+        user = f"uid_{os.getuid()}"
+    return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))

@@ -52,7 +52,6 @@ class Status(msgspec.Struct, kw_only=True):
     next: str = ""
     """What happens next."""
     attempt: int = 0
-    leader_pid: int | None = None
     resume: str | None = None
     resume_step: int | None = None
     step: int | None = None
@@ -74,7 +73,6 @@ class Status(msgspec.Struct, kw_only=True):
     output: str | None = None
     polls: dict[str, float] = {}
     """Declared wake-ups: name and seconds."""
-    warnings: list[str] = []
 
 
 def encode_status(status: Status) -> bytes:
