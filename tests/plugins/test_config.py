@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from supervise_daemon.config import FILES, ConfigError, default_name, load_settings, make_spec, parse_duration, parse_signals
+from supervise_daemon.config import (
+    FILES,
+    ConfigError,
+    Settings,
+    default_name,
+    load_settings,
+    make_spec,
+    parse_duration,
+    parse_signals,
+)
 from supervise_daemon.job_spec import JobSpec
 
 
